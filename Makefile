@@ -1,0 +1,56 @@
+# `make demo` and `make test` do all their set-up themselves. PYTHON names the interpreter to build .venv from.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+NODES  ?= 4
+
+.PHONY: help setup packages demo check test test-all cluster cluster-shell cluster-down clean
+
+help:
+	@echo "make demo           a node dies under the example, a spare takes over; writes deadpool-demo.png"
+	@echo "make test           format, lint, types, import contracts, all tests but the fault matrix"
+	@echo "make test-all       make test, the fault matrix, and the group tests on a second torch"
+	@echo "make check          format, lint, types, import contracts"
+	@echo "make cluster        a real Slurm cluster of NODES=$(NODES) nodes on this machine (root); Ctrl-C ends it"
+	@echo "make cluster-shell  a shell on its login node;  make cluster-down  end it from elsewhere"
+
+packages:
+	@tools/debian-packages.sh build cluster
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: setup.cfg pyproject.toml constraints.txt
+	@tools/debian-packages.sh build
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'setuptools>=70.1'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,plot]'
+	@touch $@
+
+demo: setup
+	@$(BIN)/deadpool rehearse examples/train_gpt.py --nodes 3 --spares 1 \
+	    --fault power-off:1@20 --plot deadpool-demo.png
+
+check: setup
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@PYTHONPATH=.:runtime:slurm $(BIN)/lint-imports --config setup.cfg
+
+test: check packages
+	@$(BIN)/pytest -m "not matrix"
+
+test-all: check packages
+	@$(BIN)/pytest
+	@tools/second-torch.sh
+
+cluster: setup packages
+	@$(BIN)/python tests/cluster/mini_cluster.py up --nodes $(NODES)
+
+cluster-shell:
+	@$(BIN)/python tests/cluster/mini_cluster.py shell
+
+cluster-down:
+	@$(BIN)/python tests/cluster/mini_cluster.py down
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

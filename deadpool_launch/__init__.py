@@ -1,0 +1,1 @@
+"""Launcher, controller and node agents; never imports torch or MPI."""

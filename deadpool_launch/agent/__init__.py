@@ -1,0 +1,1 @@
+"""The process that looks after one node: starts ranks, watches them, reports."""

@@ -1,0 +1,341 @@
+"""The processes of one node: the parked process and the ranks it forks.
+
+``NodeProcesses`` starts them, reads their messages, notices their ends and stops first-hand, and
+ends whole process trees. It decides nothing; what it sees goes to one callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from deadpool_runtime import protocol, zygote
+
+#: How often processes are looked at for what the kernel does not report by itself (stopped,
+#: orphaned).
+POLL_S = 0.25
+
+
+@dataclass
+class RankProcess:
+    """One process of a rank on this node."""
+
+    rank: int
+    born: int
+    pid: int
+    channel: socket.socket
+    pidfd: int = -1
+    frames: protocol.Frames = field(default_factory=protocol.Frames)
+    stopped_since: float | None = None
+    stop_reported: bool = False
+
+
+def rank_tag(job_id: str, rank: int, born: int) -> str:
+    """Value of DEADPOOL_RANK_TAG, by which programs that a rank started are told from others'."""
+    return f"{job_id}:{rank}:{born}"
+
+
+class NodeProcesses:
+    """Starts and ends the node's processes; ``report`` gets ``FromAgent`` messages as they
+    happen.
+    """
+
+    def __init__(
+        self, spec: protocol.JobSpec, host: str, report: Callable[[protocol.Message], None]
+    ) -> None:
+        self._spec = spec
+        self._host = host
+        self._report = report
+        self._codec = protocol.Codec(protocol.FromRank)
+        self._loop = asyncio.get_running_loop()
+        self._ranks: dict[int, RankProcess] = {}
+        self._waiting: dict[tuple[int, int], socket.socket] = {}
+        self._tags: set[str] = set()
+        self._parked: socket.socket | None = None
+        self._parked_process: asyncio.subprocess.Process | None = None
+        self._answers = msgspec.msgpack.Decoder(zygote.Warm | zygote.Forked)
+        self._killed_before_fork: set[tuple[int, int]] = set()
+
+    # ------------------------------------------------------------ parked process
+
+    async def start_parked(self, log_path: Path) -> None:
+        """Start the parked process; ``AgentReady`` is reported when torch is imported,
+        ``AgentFailed`` if it ends.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {**os.environ, **self._spec.env}
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with contextlib.closing(theirs):
+            self._parked_process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",
+                "-m",
+                "deadpool_runtime.zygote",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=(theirs.fileno(),),
+            )
+        os.close(log)
+        ours.setblocking(False)
+        self._parked = ours
+        self._loop.add_reader(ours, self._parked_answered, log_path)
+
+    def _parked_answered(self, log_path: Path) -> None:
+        assert self._parked is not None
+        try:
+            data = self._parked.recv(zygote.MAX_REQUEST_NBYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._parked)
+            self._parked.close()
+            self._parked = None
+            tail = log_path.read_text(errors="replace").strip().splitlines()[-1:]
+            self._report(
+                protocol.AgentFailed(
+                    f"the parked process ended: {tail[0] if tail else 'no output'}"
+                )
+            )
+            return
+        match self._answers.decode(data):
+            case zygote.Warm(warm_s=warm_s):
+                self._report(protocol.AgentReady(warm_s))
+            case zygote.Forked(rank=rank, born=born, pid=pid):
+                self._adopt(rank, born, pid)
+
+    # ------------------------------------------------------------ ranks
+
+    def start_ranks(self, request: protocol.StartRanks) -> None:
+        """Ask the parked process to fork these ranks; a running process of the same rank is ended
+        first.
+        """
+        assert self._parked is not None
+        for rank, local_rank in zip(request.ranks, request.local_ranks, strict=True):
+            if rank in self._ranks:
+                self.kill(rank)
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            tag = rank_tag(self._spec.job_id, rank, request.epoch)
+            self._tags.add(tag)
+            fork = zygote.ForkRequest(
+                rank=rank,
+                local_rank=local_rank,
+                born=request.epoch,
+                host=self._host,
+                run_dir=self._spec.run_dir,
+                log_path=str(rank_log_path(Path(self._spec.run_dir), rank, request.epoch)),
+                script=self._spec.script,
+                script_args=self._spec.script_args,
+                world_size=self._spec.world_size,
+                nproc_per_node=self._spec.nproc_per_node,
+                node_index=request.node_index,
+                job_id=self._spec.job_id,
+                env={**self._spec.env, "DEADPOOL_RANK_TAG": tag},
+                record_final_state=self._spec.record_final_state,
+                fault_step=self._spec.fault_steps.get(rank),
+                agent_pid=os.getpid(),
+            )
+            with contextlib.closing(theirs):
+                socket.send_fds(self._parked, [msgspec.msgpack.encode(fork)], [theirs.fileno()])
+            self._waiting[rank, request.epoch] = ours
+
+    def _adopt(self, rank: int, born: int, pid: int) -> None:
+        process = RankProcess(rank, born, pid, self._waiting.pop((rank, born)))
+        # The process is our child (we are its subreaper) and nobody else waits for it: its pid
+        # stays its own until we have taken its exit status, even when it has ended already.
+        process.pidfd = os.pidfd_open(pid)
+        self._ranks[rank] = process
+        self._loop.add_reader(process.channel, self._channel_readable, process)
+        self._loop.add_reader(process.pidfd, self._ended, process)
+        if (rank, born) in self._killed_before_fork:
+            self.kill(rank)
+
+    def _channel_readable(self, process: RankProcess) -> None:
+        if not self._drain(process, 1):
+            self._loop.remove_reader(process.channel)
+
+    def _drain(self, process: RankProcess, reads: int) -> bool:
+        """Forward what the rank has said; False when its end of the pair is closed."""
+        for _ in range(reads):
+            try:
+                data = process.channel.recv(1 << 20)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            for body in process.frames.feed(data):
+                message = self._codec.decode(body)
+                self._report(protocol.RankSaid(process.rank, process.born, message))
+        return True
+
+    def _ended(self, process: RankProcess) -> None:
+        self._loop.remove_reader(process.pidfd)
+        os.close(process.pidfd)
+        # What it said before it died comes first, whole: the last step it confirmed may be there.
+        self._loop.remove_reader(process.channel)
+        self._drain(process, 1 << 20)
+        process.channel.close()
+        try:
+            _pid, status = os.waitpid(process.pid, 0)
+            code = os.waitstatus_to_exitcode(status)
+        except ChildProcessError:
+            code = 255
+        if self._ranks.get(process.rank) is process:
+            del self._ranks[process.rank]
+        self._end_tree(process)
+        self._report(
+            protocol.RankExited(
+                process.rank,
+                process.born,
+                exit_code=code if code >= 0 else None,
+                signal=-code if code < 0 else None,
+            )
+        )
+
+    def tell(self, ranks: list[int], body: Any) -> None:
+        """Pass a message to these ranks; a rank that is gone is skipped (its exit is reported
+        anyway).
+        """
+        data = protocol.frame(body)
+        for rank in ranks:
+            process = self._ranks.get(rank)
+            if process is None:
+                continue
+            try:
+                process.channel.setblocking(True)
+                process.channel.settimeout(5.0)
+                process.channel.sendall(data)
+            except OSError:
+                continue
+            finally:
+                process.channel.setblocking(False)
+
+    # ------------------------------------------------------------ ending
+
+    def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
+        """Send ``signum`` to the rank's process; with SIGKILL its whole tree follows when its end
+        is seen.
+        """
+        process = self._ranks.get(rank)
+        if process is None:
+            for waiting_rank, born in self._waiting:
+                if waiting_rank == rank:
+                    self._killed_before_fork.add((rank, born))
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signum)
+
+    def _end_tree(self, process: RankProcess) -> None:
+        """SIGKILL what the rank left behind: its session, and what it started elsewhere."""
+        for orphan in self._orphans(
+            {rank_tag(self._spec.job_id, process.rank, process.born)}, {process.pid}
+        ):
+            with contextlib.suppress(psutil.Error):
+                orphan.kill()
+
+    def _orphans(self, tags: set[str], sessions: set[int]) -> list[psutil.Process]:
+        """Descendants of this agent that belong to one of these ranks."""
+        found = []
+        for child in psutil.Process().children(recursive=True):
+            try:
+                if (
+                    os.getsid(child.pid) in sessions
+                    or child.environ().get("DEADPOOL_RANK_TAG") in tags
+                ):
+                    found.append(child)
+            except (OSError, psutil.Error):
+                continue
+        living = {process.pid for process in self._ranks.values()}
+        return [child for child in found if child.pid not in living]
+
+    def poll(self) -> None:
+        """Look for stopped ranks and collect orphans that have ended. Called every ``POLL_S``."""
+        now = time.monotonic()
+        for process in list(self._ranks.values()):
+            if _is_stopped(process.pid):
+                if process.stopped_since is None:
+                    process.stopped_since = now
+                stopped_s = now - process.stopped_since
+                if stopped_s >= self._spec.frozen_after_s and not process.stop_reported:
+                    process.stop_reported = True
+                    self._report(protocol.RankStopped(process.rank, process.born, stopped_s))
+            else:
+                process.stopped_since = None
+                process.stop_reported = False
+        self._reap_orphans()
+
+    def _reap_orphans(self) -> None:
+        """Take the exit status of children nobody waits for (orphans of ranks come to us, their
+        subreaper).
+        """
+        known = {process.pid for process in self._ranks.values()}
+        if self._parked_process is not None:
+            known.add(self._parked_process.pid)
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None or ended.si_pid in known:
+                return
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(ended.si_pid, os.WNOHANG)
+
+    async def stop_all(self, grace_s: float) -> list[str]:
+        """End every process of the job on this node: SIGTERM, ``grace_s``, SIGKILL. Returns what
+        would not go.
+        """
+        for rank in list(self._ranks):
+            self.kill(rank, signal.SIGTERM)
+            self.kill(rank, signal.SIGCONT)
+        deadline = time.monotonic() + grace_s
+        while self._ranks and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if self._parked_process is not None and self._parked_process.returncode is None:
+            self._parked_process.kill()
+            await self._parked_process.wait()
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        deadline = time.monotonic() + 5.0
+        while time.monotonic() < deadline:
+            self._reap_orphans()
+            if not self._ranks and not psutil.Process().children():
+                return []
+            await asyncio.sleep(0.02)
+        return [f"process {child.pid} ({child.name()})" for child in psutil.Process().children()]
+
+
+def rank_log_path(run_dir: Path, rank: int, born: int) -> Path:
+    """Where a rank's process writes its output: one file per process of the rank."""
+    return run_dir / "logs" / f"rank-{rank:05d}.epoch-{born}.log"
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether the process is in the kernel's stopped or traced state."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] in ("T", "t")

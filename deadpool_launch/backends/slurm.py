@@ -1,0 +1,182 @@
+"""Nodes of a Slurm allocation; an agent is a one-node step of its own, started with ``srun``.
+
+One step per node keeps a node's death to that node: ``srun`` ends a whole step when its connection
+to one of the step's nodes breaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from deadpool_launch import preflight
+from deadpool_launch.backends.base import AgentHandle, Allocation, Check
+from deadpool_launch.backends.slurm_steps import NodeProbe, SlurmAgent
+from deadpool_launch.errors import NotInAllocation, StartFailed, UnsuitableError
+from deadpool_launch.options import NOT_IN_ALLOCATION, LaunchOptions
+from deadpool_launch.preflight_probe import probe, token_path
+from deadpool_slurm import environ, parse, srun, versions
+from deadpool_slurm.client import CommandLineClient, SlurmClient, SlurmError
+
+
+class SlurmBackend:
+    """``Backend`` on the nodes of the allocation this process runs in."""
+
+    def __init__(
+        self, variables: Mapping[str, str] | None = None, client: SlurmClient | None = None
+    ) -> None:
+        self._variables = os.environ if variables is None else variables
+        self._job = environ.read_job(self._variables)
+        #: Slurm's commands; they block, so call them in a thread.
+        self.client: SlurmClient = client or CommandLineClient(self._variables)
+        self._allocation: Allocation | None = None
+        self._started = 0
+        self._agents: list[SlurmAgent] = []
+
+    def discover(self, options: LaunchOptions) -> Allocation:
+        """The nodes the job was given; those it has lost since are found by the preflight."""
+        job = self._job
+        if job is None:
+            raise NotInAllocation(NOT_IN_ALLOCATION)
+        if job.in_srun_step:
+            raise UnsuitableError(
+                "deadpool-launch was started by srun: call it once, directly in the batch script "
+                "(it starts its own steps)"
+            )
+        batch_host, launcher_host = job.node, job.node or socket.gethostname()
+        nodes = parse.expand_nodes(job.nodelist)
+        if not nodes:
+            try:
+                nodes = self.client.job(job.job_id).nodes
+            except SlurmError as error:
+                raise UnsuitableError(
+                    f"the nodes of job {job.job_id} cannot be found: SLURM_JOB_NODELIST is not "
+                    f"set, and {error}"
+                ) from error
+        if batch_host is not None:
+            with contextlib.suppress(SlurmError, KeyError):
+                launcher_host = self.client.nodes([batch_host])[batch_host].address
+        if batch_host not in nodes:
+            batch_host = None
+        self._allocation = Allocation(job.job_id, nodes, batch_host, launcher_host)
+        return self._allocation
+
+    async def preflight(self, options: LaunchOptions) -> list[Check]:
+        """Slurm's side of the job first, then one short step on every node."""
+        allocation = self._found()
+        checks = await asyncio.to_thread(self._slurm_checks, allocation, options)
+        left_out = {check.leave_out for check in checks}
+        nodes = [node for node in allocation.nodes if node not in left_out]
+        return [*checks, *await self._probe(allocation, nodes, options)]
+
+    async def start_agent(self, node: str, argv: Sequence[str], log_path: Path) -> AgentHandle:
+        """Start the agent in a step of its own; what ``srun`` says goes to ``<log_path>.srun``."""
+        self._started += 1
+        name = f"deadpool-{node}-{self._started}"
+        said_path = Path(f"{log_path}.srun")
+        try:
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+            with said_path.open("wb") as said:
+                process = await asyncio.create_subprocess_exec(
+                    *self._agent_step(node, argv, log_path, name),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
+                    env=self._srun_environ(),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise StartFailed(f"srun cannot be run: {error}") from error
+        agent = SlurmAgent(self.client, self._found().job_id, name, process, said_path)
+        self._agents.append(agent)
+        return agent
+
+    def agent_command(self, node: str, argv: Sequence[str], log_path: Path) -> list[str]:
+        """The ``srun`` command for the agent of ``node``."""
+        return self._agent_step(node, argv, log_path, f"deadpool-{node}")
+
+    async def close(self) -> None:
+        """End every step that is left."""
+        await asyncio.gather(*(agent.stop(0.0) for agent in self._agents))
+
+    def _agent_step(self, node: str, argv: Sequence[str], log_path: Path, name: str) -> list[str]:
+        return srun.agent_step(
+            job_id=self._found().job_id,
+            node=node,
+            cpus=self._cpus_of(node),
+            name=name,
+            log_path=log_path,
+            argv=argv,
+            network=self._variables.get("SLURM_NETWORK"),
+        )
+
+    def _found(self) -> Allocation:
+        assert self._allocation is not None, "discover comes first"
+        return self._allocation
+
+    def _cpus_of(self, node: str) -> int | None:
+        assert self._job is not None
+        names = parse.expand_nodes(self._job.nodelist)
+        return dict(zip(names, self._job.cpus_per_node, strict=False)).get(node)
+
+    def _srun_environ(self) -> dict[str, str]:
+        return environ.for_srun(self._variables, self._found().job_id)
+
+    # ------------------------------------------------------------ preflight
+
+    def _slurm_checks(self, allocation: Allocation, options: LaunchOptions) -> list[Check]:
+        checks = [self._no_kill_check(options)]
+        try:
+            config = self.client.config()
+            version = versions.parse_version(config.get("SLURM_VERSION", ""))
+            checks += preflight.version_checks(version, config)
+        except SlurmError as error:
+            checks.append(Check("slurm", None, f"Slurm's configuration cannot be read: {error}"))
+        try:
+            job = self.client.job(allocation.job_id)
+            checks += preflight.job_checks(allocation.nodes, job)
+            checks += preflight.state_checks(job.nodes, self.client.nodes(job.nodes))
+        except SlurmError as error:
+            checks.append(Check("node state", None, f"the nodes' states cannot be read: {error}"))
+        return checks
+
+    def _no_kill_check(self, options: LaunchOptions) -> Check:
+        assert self._job is not None
+        submission = self.client.submission(self._job.job_id)
+        evidence = None
+        if submission.asks_no_kill():
+            evidence = "--no-kill was given at submission"
+        elif self._job.no_kill_variable:
+            evidence = "SBATCH_NO_KILL is set"
+        return preflight.no_kill_check(evidence, options.assume_no_kill, submission.problem)
+
+    async def _probe(
+        self, allocation: Allocation, nodes: Sequence[str], options: LaunchOptions
+    ) -> list[Check]:
+        """Run the probe on these nodes at once.
+
+        This is also the job's first step on purpose: Slurm makes a job's first step only when every
+        node answers, and runs the site's prolog on each node then.
+        """
+        run_dir = Path(options.run_dir)
+        token = secrets.token_hex(8)
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            token_path(run_dir, token).write_text(token)
+        except OSError as error:
+            return [preflight.run_dir_problem(run_dir, error)]
+        argv = [sys.executable, "-m", "deadpool_launch.preflight_probe", str(run_dir), token]
+        probing = NodeProbe(self.client, allocation.job_id, argv, self._variables)
+        try:
+            own = await asyncio.to_thread(probe, run_dir, token)
+            await probing.ask(nodes, options.agent_start_timeout_s)
+        finally:
+            with contextlib.suppress(OSError):
+                token_path(run_dir, token).unlink()
+        return preflight.probe_checks(nodes, probing.answers, own, probing.silence)

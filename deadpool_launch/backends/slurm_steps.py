@@ -1,0 +1,174 @@
+"""Running Slurm steps: one that carries an agent, and one that asks every node for its facts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deadpool_launch import preflight
+from deadpool_slurm import environ, parse, srun
+from deadpool_slurm.client import SlurmClient, SlurmError
+
+#: How long Slurm may take to end a step after SIGKILL, and our own commands after their work, in
+#: seconds; then only ``srun`` is killed.
+_KILL_TIMEOUT_S = 5.0
+_PREFLIGHT_STEP = "deadpool-preflight"
+_ERROR = re.compile(r"^(?:srun|slurmstepd): error: ")
+
+
+class SlurmAgent:
+    """``AgentHandle`` of a step: our ``srun`` here, and the step's processes on its node."""
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        job_id: str,
+        step_name: str,
+        process: asyncio.subprocess.Process,
+        said_path: Path | None = None,
+    ) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._step_name = step_name
+        self._process = process
+        self._said_path = said_path
+        self._scancels: set[asyncio.Task[None]] = set()
+
+    async def wait(self) -> int:
+        """The exit code of ``srun``, which is the agent's unless the step broke."""
+        return await self._process.wait()
+
+    async def stop(self, grace_s: float) -> None:
+        """End the step through Slurm, then ``srun``: killing ``srun`` alone leaves the step."""
+        if self._process.returncode == 0:
+            return
+        if grace_s > 0 and await self._ended("TERM", grace_s):
+            return
+        # Also if srun has ended badly: it may have lost a step that is still alive.
+        if not await self._ended("KILL", _KILL_TIMEOUT_S):
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    def last_words(self) -> str:
+        """What ``srun`` reported last, errors before anything else."""
+        if self._said_path is None:
+            return ""
+        try:
+            return last_error(self._said_path.read_text(errors="replace").splitlines())
+        except OSError:
+            return ""
+
+    async def _ended(self, signal: str, within_s: float) -> bool:
+        """Whether ``srun`` has ended ``within_s`` after the step was to be sent the signal."""
+        # Not awaited to its end: with a dead node or controller scancel takes its own time.
+        scancel = asyncio.create_task(self._scancel(signal))
+        self._scancels.add(scancel)
+        scancel.add_done_callback(self._scancels.discard)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._process.wait()
+                await asyncio.shield(scancel)
+        return self._process.returncode is not None
+
+    async def _scancel(self, signal: str) -> None:
+        with contextlib.suppress(SlurmError):
+            await asyncio.to_thread(self._client.end_step, self._job_id, self._step_name, signal)
+
+
+class NodeProbe:
+    """Asks nodes for their facts with one step, and again those that the first step cut off."""
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        job_id: str,
+        argv: Sequence[str],
+        variables: Mapping[str, str],
+    ) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._argv = argv
+        self._variables = variables
+        #: The facts of each node that answered.
+        self.answers: dict[str, dict[str, Any]] = {}
+        #: For each node that did not, what is known of why.
+        self.silence: dict[str, str] = {}
+
+    async def ask(self, nodes: Sequence[str], timeout_s: float) -> None:
+        """Fill ``answers`` and ``silence``; takes ``timeout_s`` and a few seconds at most.
+
+        When one node cannot be reached, ``srun`` ends the whole step, and nodes that were merely
+        slower go silent with it: they are asked once more.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        waiting = list(nodes)
+        for _ in range(2):
+            if not waiting or asyncio.get_running_loop().time() >= deadline:
+                return
+            said = await self._ask_once(waiting, deadline)
+            silent = [node for node in waiting if node not in self.answers]
+            for node in silent:
+                self.silence[node] = blame(node, said) or f"no answer within {timeout_s:g} s"
+            waiting = [node for node in silent if not blame(node, said)]
+            if len(waiting) == len(nodes):
+                for node in waiting:
+                    self.silence[node] = last_error(said) or self.silence[node]
+
+    async def _ask_once(self, nodes: Sequence[str], deadline: float) -> list[str]:
+        """Run one step; returns what ``srun`` said besides the nodes' answers."""
+        argv = srun.all_nodes_step(
+            job_id=self._job_id,
+            nodelist=parse.fold_nodes(nodes),
+            node_count=len(nodes),
+            name=_PREFLIGHT_STEP,
+            argv=self._argv,
+            network=self._variables.get("SLURM_NETWORK"),
+        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=environ.for_srun(self._variables, self._job_id),
+                start_new_session=True,
+            )
+        except OSError as error:
+            return [f"srun: error: it cannot be run: {error}"]
+        assert process.stdout is not None
+        said: list[str] = []
+        complete = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while line := (await process.stdout.readline()).decode(errors="replace"):
+                    facts = preflight.read_probe(line, time.time())
+                    if facts is not None:
+                        self.answers[str(facts["node"])] = facts
+                    elif line.strip():
+                        said.append(line.strip())
+                complete = True
+        if complete:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _KILL_TIMEOUT_S)
+        await SlurmAgent(self._client, self._job_id, _PREFLIGHT_STEP, process).stop(0.0)
+        return said
+
+
+def last_error(lines: Sequence[str]) -> str:
+    """The last error that Slurm reported in these lines; without one their last line."""
+    errors = [line for line in lines if _ERROR.match(line)]
+    chosen = [*lines[-1:], *errors[-1:]]
+    return _ERROR.sub("", chosen[-1].strip()) if chosen else ""
+
+
+def blame(node: str, lines: Sequence[str]) -> str:
+    """The last error in these lines that names the node; empty if none does."""
+    named = re.compile(rf"(?<![\w.-]){re.escape(node)}(?![\w-])")
+    errors = [line for line in lines if _ERROR.match(line) and named.search(line)]
+    return _ERROR.sub("", errors[-1]) if errors else ""

@@ -1,0 +1,185 @@
+"""What is done about a set of losses: repair in place, start every rank anew, or give up.
+
+Called when the gather window ends. The work that follows a choice is in ``recovery.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deadpool_launch.controller.losses import kill_as_lost
+from deadpool_launch.controller.placement import choose_spare
+from deadpool_launch.controller.states import (
+    LIVE,
+    AgentStage,
+    Loss,
+    Phase,
+    Stage,
+)
+from deadpool_launch.controller.turn import Turn, fresh_process
+from deadpool_launch.controller.wording import loss_text, plural, ranks_text
+from deadpool_launch.exits import ExitCode
+
+
+def choose_rung(turn: Turn) -> None:
+    """Decide once, with all losses of the epoch known."""
+    turn.set(gather_until=None)
+    state = turn.state
+    why = "; ".join(loss_text(loss) for loss in turn.incident.losses) or turn.incident.reason
+    may_restart = state.newest < 1
+    if not state.begun:
+        start_anew(turn, why, "no script has begun yet")
+        return
+    gone_past = turn.staged(Stage.ENDED)
+    if gone_past or state.steps_over:
+        if may_restart:
+            start_anew(turn, why, "the script has already ended on other ranks")
+            return
+        past = f"{ranks_text(rank.rank for rank in gone_past)} ended" if gone_past else "all steps"
+        turn.finish(
+            ExitCode.STATE_LOST,
+            f"{why}; the last step is over ({past}) and ranks that have left their steps cannot "
+            "be unwound to make it whole again",
+        )
+        return
+    live = [rank for rank in state.ranks if rank.stage in LIVE]
+    holders = [rank for rank in live if rank.holds]
+    stuck = [rank for rank in live if rank.stage is Stage.SCRIPT and not rank.replacement]
+    if holders and not stuck:
+        _repair_in_place(turn)
+    elif may_restart:
+        start_anew(turn, why, _why_not_in_place([rank.rank for rank in stuck]))
+    elif holders:
+        # Work exists, and ranks that hold it can go on: those that cannot be unwound count as lost
+        # too.
+        kill_as_lost(
+            turn,
+            [rank.rank for rank in stuck],
+            "cannot be unwound (not at a step, seen)",
+            "not at a step while others hold completed steps",
+        )
+        _repair_in_place(turn)
+    else:
+        turn.finish(
+            ExitCode.STATE_LOST,
+            f"{why}; step {state.newest} was completed but no living rank holds a whole state, and "
+            "training never starts again from random weights",
+        )
+
+
+def _why_not_in_place(stuck: list[int]) -> str:
+    if stuck:
+        return f"{ranks_text(stuck)} had not come to a first step and cannot be unwound"
+    return "no living rank holds a state yet"
+
+
+def take_seats(turn: Turn) -> dict[str, str]:
+    """Give the place of every gone node to a spare; return old -> new. May end the job."""
+    taken: dict[str, str] = {}
+    for seat, old in enumerate(turn.state.seats):
+        if turn.state.nodes[old].stage is not AgentStage.GONE:
+            continue
+        spare = choose_spare(turn.state.free, turn.state.nodes)
+        if spare is None:
+            turn.finish(ExitCode.NO_SPARE, _no_spare_text(turn, old))
+            return taken
+        turn.set(
+            seats=(*turn.state.seats[:seat], spare, *turn.state.seats[seat + 1 :]),
+            free=tuple(name for name in turn.state.free if name != spare),
+        )
+        if turn.state.nodes[spare].stage is AgentStage.OFF:
+            turn.start_agent(spare)
+        taken[old] = spare
+    return taken
+
+
+def _no_spare_text(turn: Turn, node: str) -> str:
+    losses = turn.incident.losses if turn.state.incident is not None else ()
+    texts = [loss_text(loss) for loss in losses if loss.node == node] or [f"{node} lost"]
+    return f"{texts[-1]}; no spare left; nodes lost so far: {', '.join(turn.state.lost)}"
+
+
+def _say_placements(turn: Turn, taken: dict[str, str]) -> None:
+    """One line for each loss: what happened, and where its ranks go."""
+    epoch = turn.state.epoch
+    for loss in _together(turn.incident.losses):
+        if loss.whole_node:
+            spare = taken.get(loss.node, "a spare")
+            seat = turn.state.seats.index(spare)
+            ranks = ranks_text(turn.state.ranks_of_seat(seat))
+            turn.say(f"{loss_text(loss)}; {spare} takes {ranks}, epoch {epoch}")
+        else:
+            turn.say(f"{loss_text(loss)}; restarted on {loss.node}, epoch {epoch}")
+    turn.set_incident(losses=())
+
+
+def _together(losses: tuple[Loss, ...]) -> list[Loss]:
+    """Deaths of one cause on one node as one loss, for people."""
+    merged: dict[tuple[str, str, bool], Loss] = {}
+    for loss in losses:
+        key = (loss.node, loss.cause, loss.whole_node)
+        ranks = merged[key].ranks + loss.ranks if key in merged else loss.ranks
+        merged[key] = replace(loss, ranks=tuple(sorted(ranks)))
+    return list(merged.values())
+
+
+def _repair_in_place(turn: Turn) -> None:
+    """Survivors stay in their processes; lost ranks get new ones."""
+    taken = take_seats(turn)
+    if not turn.over:
+        _say_placements(turn, taken)
+        turn.set(phase=Phase.PARKING)
+
+
+def start_anew(turn: Turn, why: str, reason: str) -> None:
+    """Every rank starts from the top; ranks whose script was not begun are kept as they are."""
+    state = turn.state
+    limit = state.config.max_restarts
+    if state.restarts >= limit:
+        started = state.begun or state.attempt > 0
+        turn.finish(
+            ExitCode.RECOVERY_FAILED if started else ExitCode.START_FAILED,
+            f"{why}; {reason}; the job's budget of {plural(limit, 'restart')} is used up",
+        )
+        return
+    taken = take_seats(turn)
+    if turn.over:
+        return
+    _say_placements(turn, taken)
+    turn.set(restarts=state.restarts + 1, phase=Phase.CLEARING)
+    if not state.begun:
+        return
+    turn.say(f"all ranks start anew (restart {state.restarts + 1} of {limit}): {reason}")
+    turn.kill(
+        [
+            rank.rank
+            for rank in turn.state.ranks
+            if rank.stage in LIVE or (rank.stage is Stage.ENDED and not rank.exited)
+        ],
+        "all ranks start anew",
+    )
+    # What an earlier attempt computed must not mix with the next one: it may start elsewhere.
+    turn.set(
+        ranks=tuple(
+            fresh_process(rank)
+            if rank.stage is Stage.ENDED
+            else replace(rank, completed=-1, own=(), digests=("", ""), died_in=None)
+            for rank in turn.state.ranks
+        ),
+        attempt=state.attempt + 1,
+        begun=False,
+        steps_over=False,
+        newest=-1,
+    )
+
+
+def pending_seat_lost(turn: Turn, node: str, cause: str) -> None:
+    """A node that was to take ranks is gone before it did: the next spare takes them.
+
+    No process was lost, so the epoch stays; the ranks were absent before and still are.
+    """
+    seat = turn.state.seats.index(node)
+    ranks = ranks_text(turn.state.ranks_of_seat(seat))
+    taken = take_seats(turn)
+    if not turn.over:
+        turn.say(f"{node} {cause}; {taken[node]} takes {ranks}, epoch {turn.state.epoch}")

@@ -1,0 +1,175 @@
+"""One turn of the controller: the state being worked out and the actions given so far.
+
+``core.step`` makes a turn, lets the handlers work on it and takes state and actions out again; no
+turn outlives one event. The handlers change the state only through the methods below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from deadpool_launch.controller.events import (
+    Action,
+    FenceNode,
+    Finish,
+    IncidentClosed,
+    IncidentMark,
+    KillRanks,
+    Say,
+    StartAgent,
+    Tell,
+)
+from deadpool_launch.controller.states import (
+    AgentStage,
+    Incident,
+    Node,
+    Phase,
+    Rank,
+    Stage,
+    State,
+)
+from deadpool_launch.exits import ExitCode
+from deadpool_runtime import protocol
+
+
+class Turn:
+    """The answer to one event while it is being worked out."""
+
+    def __init__(self, state: State, at: float) -> None:
+        self.state = state
+        self.at = at
+        self.actions: list[Action] = []
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def over(self) -> bool:
+        """``Finish`` was given: the rest of the turn must not decide anything more."""
+        return self.state.phase is Phase.ENDED
+
+    @property
+    def incident(self) -> Incident:
+        """The open incident; asking for it without one is a defect."""
+        assert self.state.incident is not None
+        return self.state.incident
+
+    def staged(self, *stages: Stage) -> list[Rank]:
+        """The ranks in any of these stages."""
+        return [rank for rank in self.state.ranks if rank.stage in stages]
+
+    def address(self, rank: int) -> protocol.Address:
+        """Where this rank's store server listens."""
+        host = self.state.nodes[self.state.node_of(rank)].host
+        return protocol.Address(host=host, port=self.state.ranks[rank].store_port)
+
+    # ------------------------------------------------------------ changing
+
+    def set(self, **changes: Any) -> None:
+        """Change fields of the state."""
+        self.state = replace(self.state, **changes)
+
+    def set_rank(self, rank: int, **changes: Any) -> None:
+        """Change fields of one rank."""
+        self.set_ranks((rank,), **changes)
+
+    def set_ranks(self, ranks: Iterable[int], **changes: Any) -> None:
+        """Change the same fields of several ranks, copying the table once."""
+        table = list(self.state.ranks)
+        for rank in ranks:
+            table[rank] = replace(table[rank], **changes)
+        self.state = replace(self.state, ranks=tuple(table))
+
+    def set_node(self, name: str, **changes: Any) -> None:
+        """Change fields of one node."""
+        node = replace(self.state.nodes[name], **changes)
+        self.set(nodes={**self.state.nodes, name: node})
+
+    def set_incident(self, **changes: Any) -> None:
+        """Change fields of the open incident."""
+        self.set(incident=replace(self.incident, **changes))
+
+    # ------------------------------------------------------------ acting
+
+    def act(self, action: Action) -> None:
+        """Ask the driver for something; after ``Finish`` nothing is asked for."""
+        if not self.over:
+            self.actions.append(action)
+
+    def say(self, text: str) -> None:
+        """Tell the user."""
+        self.act(Say(text))
+
+    def tell(self, ranks: Iterable[int], body: protocol.ToRank) -> None:
+        """Send a message to ranks; to none if there are none."""
+        ranks = tuple(ranks)
+        if ranks:
+            self.act(Tell(ranks, body))
+
+    def mark(self, phase: str, detail: str) -> None:
+        """Note a phase of the incident, once per epoch."""
+        if phase not in self.incident.marked:
+            self.set_incident(marked=self.incident.marked | {phase})
+            self.act(IncidentMark(self.incident.number, self.at, phase, detail))
+
+    def start_agent(self, node: str) -> None:
+        """Order an agent and begin to wait for it."""
+        self.act(StartAgent(node))
+        self.set_node(
+            node,
+            stage=AgentStage.STARTING,
+            deadline=self.at + self.state.config.agent_start_s,
+        )
+
+    def drop_node(self, node: Node, reason: str) -> None:
+        """Never use this node again, and keep it from taking part."""
+        self.act(FenceNode(node.name, reason))
+        self.set_node(node.name, stage=AgentStage.GONE, deadline=None)
+        self.set(
+            free=tuple(name for name in self.state.free if name != node.name),
+            lost=(*self.state.lost, node.name),
+        )
+
+    def kill(self, ranks: Iterable[int], reason: str) -> None:
+        """Condemn the processes of these ranks; their exits are awaited."""
+        by_node: dict[str, list[int]] = {}
+        for rank in ranks:
+            by_node.setdefault(self.state.node_of(rank), []).append(rank)
+        for node, members in by_node.items():
+            self.act(KillRanks(node, tuple(members), reason))
+            self.set_ranks(
+                members,
+                stage=Stage.DYING,
+                deadline=self.at + self.state.config.kill_s,
+            )
+
+    def close_incident(self, verdict: str, reason: str, replayed_steps: int) -> None:
+        """Give the open incident its verdict."""
+        self.act(IncidentClosed(self.incident.number, self.at, verdict, reason, replayed_steps))
+        self.set(incident=None)
+
+    def finish(self, code: ExitCode, reason: str, detail: str = "") -> None:
+        """End the job; an open incident ends with it."""
+        if self.over:
+            return
+        if self.state.incident is not None:
+            self.close_incident("stopped", reason, 0)
+        verdict = "completed" if code is ExitCode.OK else code.name.lower().replace("_", " ")
+        self.act(Finish(verdict, code, reason, detail))
+        self.set(phase=Phase.ENDED, gather_until=None)
+
+
+def fresh_process(rank: Rank, **changes: Any) -> Rank:
+    """The rank without a process: what belonged to the old one is forgotten."""
+    return replace(
+        Rank(
+            rank=rank.rank,
+            completed=rank.completed,
+            own=rank.own,
+            digests=rank.digests,
+            died_in=rank.died_in,
+            born=rank.born,
+        ),
+        **changes,
+    )

@@ -1,0 +1,61 @@
+"""Sentences for people: folded ranks, causes with their evidence, durations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from deadpool_launch.controller.states import Loss
+
+
+def fold(numbers: Iterable[int]) -> str:
+    """Ranges instead of long lists: ``0-1,4``."""
+    parts: list[str] = []
+    run: list[int] = []
+    for number in sorted(set(numbers)):
+        if run and number != run[-1] + 1:
+            parts.append(_span(run))
+            run = []
+        run.append(number)
+    if run:
+        parts.append(_span(run))
+    return ",".join(parts)
+
+
+def _span(run: list[int]) -> str:
+    return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``rank 4`` or ``ranks 4-7``."""
+    ranks = tuple(ranks)
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {fold(ranks)}"
+
+
+def steps_text(steps: Iterable[int]) -> str:
+    """``step 4``, ``steps 4-7`` or ``no step``."""
+    steps = tuple(steps)
+    if not steps:
+        return "no step"
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {fold(steps)}"
+
+
+def exit_text(exit_code: int | None, signal: int | None) -> str:
+    """How a process ended: ``signal 9`` or ``exit code 1``."""
+    return f"signal {signal}" if signal is not None else f"exit code {exit_code}"
+
+
+def loss_text(loss: Loss) -> str:
+    """Who was lost and why: ``n2 lost (...)`` or ``rank 3 on n2 died (signal 9, seen)``."""
+    if loss.whole_node:
+        return f"{loss.node} {loss.cause}"
+    return f"{ranks_text(loss.ranks)} on {loss.node} {loss.cause}"
+
+
+def seconds(duration_s: float) -> str:
+    """A limit as it was configured: ``30 s``."""
+    return f"{duration_s:g} s"
+
+
+def plural(count: int, word: str) -> str:
+    """``1 completed step``, ``2 completed steps``."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -1,0 +1,219 @@
+"""One run of ``deadpool-launch`` from options to exit code: plan, run directory, checks, then the
+job.
+
+What lives here is the order of things before and after the job itself, which
+``controller.driver`` runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from deadpool_launch import channel, faults
+from deadpool_launch.backends.base import Backend, Check
+from deadpool_launch.controller.config import Config
+from deadpool_launch.controller.driver import JobDriver, describe_exit
+from deadpool_launch.errors import UnsuitableError, UsageError
+from deadpool_launch.journal import Journal
+from deadpool_launch.options import LaunchOptions
+from deadpool_launch.plan import LaunchPlan, agent_argv
+from deadpool_launch.prepare import Prepared, look, make_backend, prepare
+from deadpool_runtime import protocol
+
+#: Heartbeats a node may miss before it counts as lost.
+HEARTBEATS_PER_TIMEOUT = 6
+FROZEN_AFTER_S = 1.0
+STOP_GRACE_S = 3.0
+#: Building the native part takes under a minute; a machine that needs longer has another problem.
+BUILD_S = 600
+
+
+def launch(options: LaunchOptions) -> int:
+    """Run the job; returns the exit code (``exits.ExitCode``).
+
+    Raises ``DeadpoolError`` for everything that is found wrong before the job starts.
+    """
+    return asyncio.run(_launch(options))
+
+
+async def _launch(options: LaunchOptions) -> int:
+    backend = make_backend(options)
+    # What is wrong with the command line shows before anything is written.
+    look(backend, options)
+    run_dir = make_run_dir(Path(options.run_dir))
+    journal = Journal(run_dir, click.echo)
+    secret = channel.write_secret(run_dir)
+    try:
+        _build_native_part(journal)
+        prepared = await prepare(backend, options)
+        _tell_checks(prepared.checks, journal)
+        driver = _job_driver(options, prepared, backend, journal, secret, run_dir)
+        _announce(journal, options, prepared, run_dir)
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, driver.request_stop, signum)
+        code = await driver.run()
+        if driver.finish is not None:
+            if driver.finish.detail:
+                click.echo(driver.finish.detail.rstrip(), err=True)
+            journal.say(describe_exit(driver.finish))
+        return code
+    finally:
+        await backend.close()
+        journal.close()
+        # The secret is of no use once no agent of this job can be there any more.
+        (run_dir / channel.SECRET_NAME).unlink(missing_ok=True)
+
+
+def make_run_dir(path: Path) -> Path:
+    """Make the run directory (mode 0700) with its ``logs``; a used one is refused, nothing in it is
+    overwritten.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise UsageError(
+                f"--run-dir {path}: holds another run already; name a new or empty directory"
+            )
+        path.chmod(0o700)
+        (path / "logs").mkdir(mode=0o700)
+    except OSError as error:
+        raise UsageError(
+            f"--run-dir {path}: cannot be used ({error.strerror}); "
+            "name a directory that you can write"
+        ) from error
+    return path.resolve()
+
+
+def _build_native_part(journal: Journal) -> None:
+    """Have the shim for this torch ready before any node needs it; a no-op after the first time."""
+    command = [sys.executable, "-P", "-m", "deadpool_runtime.groups.native"]
+    try:
+        built = subprocess.run(
+            command, capture_output=True, text=True, timeout=BUILD_S, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UnsuitableError(
+            f"building the native part took longer than {BUILD_S} s; "
+            f"run it by hand: {shlex.join(command)}"
+        ) from error
+    if built.returncode != 0:
+        lines = built.stderr.strip().splitlines()
+        raise UnsuitableError(lines[-1] if lines else f"{shlex.join(command)} failed")
+    journal.write("event", name="NativePartReady", path=built.stdout.strip())
+
+
+def _tell_checks(checks: Sequence[Check], journal: Journal) -> None:
+    """Record every check; tell the user about warnings and about failures that were ignored on
+    request.
+    """
+    for check in checks:
+        journal.write("event", name="Check", check=check.name, ok=check.ok, text=check.text)
+        if check.ok is not True:
+            remedy = f"; {check.remedy}" if check.remedy else ""
+            word = "warning" if check.ok is None else "ignored"
+            journal.say(f"{word}: {check.text}{remedy}")
+
+
+def _job_driver(
+    options: LaunchOptions,
+    prepared: Prepared,
+    backend: Backend,
+    journal: Journal,
+    secret: bytes,
+    run_dir: Path,
+) -> JobDriver:
+    plan, allocation = prepared.plan, prepared.allocation
+    fault_plan = {_fault_rank(fault, plan): fault for fault in options.faults}
+    spec = protocol.JobSpec(
+        job_id=allocation.job_id,
+        run_dir=str(run_dir),
+        script=options.script,
+        script_args=list(options.script_args),
+        world_size=plan.world_size,
+        nproc_per_node=plan.nproc_per_node,
+        env=dict(allocation.env),
+        heartbeat_s=options.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT,
+        frozen_after_s=FROZEN_AFTER_S,
+        stop_grace_s=STOP_GRACE_S,
+        record_final_state=options.record_final_state,
+        fault_steps={rank: fault.step for rank, fault in fault_plan.items()},
+    )
+    config = Config(
+        active=plan.active,
+        spares=plan.spares,
+        nproc_per_node=plan.nproc_per_node,
+        spare_start=options.spare_start,
+        heartbeat_timeout_s=options.heartbeat_timeout_s,
+        agent_start_s=options.agent_start_timeout_s,
+        max_restarts=options.max_restarts,
+    )
+    return JobDriver(
+        config=config,
+        backend=backend,
+        journal=journal,
+        spec=spec,
+        secret=secret,
+        run_dir=run_dir,
+        agent_argv=lambda node, connect: agent_argv(sys.executable, node, connect, str(run_dir)),
+        launcher_host=allocation.launcher_host,
+        fault_plan=fault_plan,
+    )
+
+
+def _fault_rank(fault: faults.Fault, plan: LaunchPlan) -> int:
+    """The rank that brings the fault about by reaching its step: the target, or the first rank of
+    the node.
+    """
+    if fault.rank is not None:
+        return fault.rank
+    assert fault.node is not None
+    if fault.node in plan.active:
+        return plan.ranks_of(plan.active.index(fault.node))[0]
+    if fault.node.isdecimal() and int(fault.node) < len(plan.active):
+        return plan.ranks_of(int(fault.node))[0]
+    raise UsageError(
+        f"--fault {fault}: {fault.node} is no active node; "
+        f"name one of {', '.join(plan.active)}, or its index from 0 to {len(plan.active) - 1}"
+    )
+
+
+def _announce(
+    journal: Journal,
+    options: LaunchOptions,
+    prepared: Prepared,
+    run_dir: Path,
+) -> None:
+    plan, allocation = prepared.plan, prepared.allocation
+    journal.write(
+        "job",
+        job_id=allocation.job_id,
+        script=options.script,
+        script_args=list(options.script_args),
+        active=list(plan.active),
+        spares=list(plan.spares),
+        unused=list(plan.unused),
+        nproc_per_node=plan.nproc_per_node,
+        world_size=plan.world_size,
+        spare_start=options.spare_start,
+        site=options.site,
+        pid=os.getpid(),
+        version=importlib.metadata.version("deadpool-launch"),
+    )
+    spares = ", ".join(plan.spares) if plan.spares else "none"
+    journal.say(
+        f"job {allocation.job_id}: {plan.world_size} ranks on {', '.join(plan.active)}; "
+        f"spares: {spares}; run directory {run_dir}"
+    )
+    for remark in plan.remarks:
+        journal.say(f"note: {remark}")

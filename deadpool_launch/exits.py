@@ -1,0 +1,32 @@
+"""Exit codes of ``deadpool-launch``: one number per verdict, the same list as in the README."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Why ``deadpool-launch`` ended. Each member's comment is the sentence the README gives."""
+
+    #: The script ended well on every rank.
+    OK = 0
+    #: A command line, file or value is wrong; nothing was started.
+    USAGE = 2
+    #: The allocation or site cannot keep the job alive through a fault; nothing was started.
+    UNSUITABLE = 10
+    #: An agent or a rank did not come up.
+    START_FAILED = 11
+    #: The user's script failed (exception or non-zero exit of its own).
+    SCRIPT_FAILED = 20
+    #: A node was lost and no spare is left.
+    NO_SPARE = 30
+    #: No step's state is whole on the ranks that are left.
+    STATE_LOST = 31
+    #: Recovery did not succeed within its deadlines and attempts, or the same fault came back.
+    RECOVERY_FAILED = 32
+    #: A defect of DEADPOOL itself.
+    INTERNAL = 70
+    #: Ctrl-C (SIGINT).
+    INTERRUPTED = 130
+    #: SIGTERM, as sent by ``scancel`` or at the time limit.
+    TERMINATED = 143

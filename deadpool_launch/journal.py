@@ -1,0 +1,74 @@
+"""The job's append-only record in its run directory, one JSON object a line.
+
+Every line has ``at`` (seconds since the epoch, launcher's clock) and ``kind``; ``read`` gives them
+back in order. The launcher's log for people (``deadpool.log``) is written beside it. Kinds:
+
+- ``job``: the plan (nodes, ranks, script, versions); first line.
+- ``say``: a line for people.
+- ``rank``: a rank's process exists (``rank``, ``node``, ``pid``, ``epoch``).
+- ``step``: a rank completed a step (``rank``, ``step``, ``epoch``, ``duration_s``, ``blocked_s``,
+  ``loss``).
+- ``incident``: an incident was opened, reached a phase, or was closed (``number``, ``phase``,
+  ``detail``).
+- ``fault``: a rehearsal injected a fault (``fault``, ``node`` or ``rank``).
+- ``final``: digests of a rank's final state (``rank``, ``step``, ``parts``).
+- ``event``: anything else the controller was told (``name`` and its fields).
+- ``end``: the verdict (``verdict``, ``exit_code``, ``reason``); last line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+JOURNAL_NAME = "journal.jsonl"
+LOG_NAME = "deadpool.log"
+
+
+class Journal:
+    """Appends to the journal and the log; both are flushed line by line."""
+
+    def __init__(self, run_dir: Path, echo: Any) -> None:
+        self._journal = _open_private(run_dir / JOURNAL_NAME)
+        self._log = _open_private(run_dir / LOG_NAME)
+        self._echo = echo
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one record with the current time."""
+        record = {"at": round(time.time(), 6), "kind": kind, **fields}
+        self._journal.write(json.dumps(record, separators=(",", ":")) + "\n")
+        self._journal.flush()
+
+    def say(self, text: str) -> None:
+        """Tell the user: to the terminal, the log and the journal."""
+        self.write("say", text=text)
+        line = f"{time.strftime('%H:%M:%S')} {text}"
+        self._log.write(line + "\n")
+        self._log.flush()
+        self._echo(line)
+
+    def close(self) -> None:
+        """Write out everything and close both files."""
+        os.fsync(self._journal.fileno())
+        self._journal.close()
+        self._log.close()
+
+
+def _open_private(path: Path) -> Any:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    return os.fdopen(fd, "w", encoding="utf-8")
+
+
+def read(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """The journal's records so far, in order; a last line still being written is left out."""
+    path = run_dir / JOURNAL_NAME
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)

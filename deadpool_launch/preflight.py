@@ -1,0 +1,203 @@
+"""What the preflight's findings mean. Pure: facts and text in, ``Check`` values out.
+
+The back ends gather the facts (``backends/slurm.py`` with one step over all nodes); here they are
+compared and put into words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deadpool_launch.backends.base import Check
+from deadpool_launch.preflight_probe import PREFIX
+from deadpool_slurm import parse, versions
+
+_LITTLE_SHM_NBYTES = 1 << 30
+#: Clocks this far apart make logs misleading; nothing else depends on them.
+_CLOCK_DIFFERENCE_S = 5.0
+
+NO_KILL_REMEDY = (
+    "add the line '#SBATCH --no-kill' to the batch script and submit it again "
+    "(if it was given on the sbatch or salloc command line: --assume-no-kill)"
+)
+
+
+def no_kill_check(evidence: str | None, assumed: bool, problem: str = "") -> Check:
+    """Slurm ends a job with its first lost node unless it was submitted with ``--no-kill``."""
+    if evidence is not None:
+        return Check("no-kill", True, f"the job outlives its nodes ({evidence})")
+    if assumed:
+        return Check(
+            "no-kill", True, "the job outlives its nodes (taken on trust: --assume-no-kill)"
+        )
+    if problem:
+        return Check(
+            "no-kill",
+            False,
+            f"whether this job was submitted with --no-kill cannot be found out ({problem})",
+            "if it was, say so with --assume-no-kill",
+        )
+    return Check(
+        "no-kill",
+        False,
+        "this job does not seem to be submitted with --no-kill, so Slurm would end it with the "
+        "first lost node",
+        NO_KILL_REMEDY,
+    )
+
+
+def version_checks(version: versions.Version | None, config: Mapping[str, str]) -> list[Check]:
+    """Slurm's version and configuration (``scontrol show config``)."""
+    checks = [
+        Check("slurm", False if found.severity == "refuse" else None, found.text, found.remedy)
+        for found in versions.findings(version, config)
+    ]
+    if checks or version is None:
+        return checks
+    return [Check("slurm", True, f"Slurm {versions.show(version)}")]
+
+
+def job_checks(nodes: Sequence[str], job: parse.JobFacts) -> list[Check]:
+    """What Slurm says of the job: how it makes steps, and which of its nodes it has lost."""
+    checks = [
+        Check("node state", None, f"{node} is no longer part of the job", leave_out=node)
+        for node in nodes
+        if node not in job.nodes
+    ]
+    if job.stepmgr:
+        checks.append(
+            Check(
+                "slurm",
+                False,
+                "the job was submitted with --stepmgr: no step could be started once the batch "
+                "host is lost",
+                "submit it without --stepmgr",
+            )
+        )
+    return checks
+
+
+def run_dir_problem(run_dir: Path, error: OSError) -> Check:
+    """The launcher itself cannot write the run directory."""
+    return Check(
+        "run directory",
+        False,
+        f"{run_dir} cannot be written: {error.strerror}",
+        "choose another --run-dir",
+    )
+
+
+def state_checks(nodes: Sequence[str], facts: Mapping[str, parse.NodeFacts]) -> list[Check]:
+    """What Slurm says of the nodes; only those that are not plainly well."""
+    checks = []
+    for node in nodes:
+        known = facts.get(node)
+        if known is None:
+            checks.append(Check("node state", None, f"Slurm says nothing about {node}"))
+        elif known.health is not parse.Health.OK:
+            because = f" ({known.reason})" if known.reason else ""
+            text = f"{node} is {known.state}{because}"
+            leave_out = node if known.health is parse.Health.DEAD else None
+            checks.append(Check("node state", None, text, leave_out=leave_out))
+    return checks
+
+
+def read_probe(line: str, received_at: float) -> dict[str, Any] | None:
+    """One node's facts from a line of the step's output; ``None`` for any other line."""
+    _, prefix, body = line.partition(PREFIX)
+    if not prefix:
+        return None
+    try:
+        facts = json.loads(body)
+    except ValueError:
+        return None
+    if not isinstance(facts, dict) or "node" not in facts:
+        return None
+    return {**facts, "received_at": received_at}
+
+
+def probe_checks(
+    nodes: Sequence[str],
+    probes: Mapping[str, Mapping[str, Any]],
+    own: Mapping[str, Any],
+    silence: Mapping[str, str],
+) -> list[Check]:
+    """Compare what the nodes said with each other and with the launcher (``own``).
+
+    ``silence`` says why a node may not have answered.
+    """
+    checks: list[Check] = []
+    for node in nodes:
+        facts = probes.get(node)
+        if facts is None:
+            because = f": {silence[node]}" if node in silence else ""
+            checks.append(
+                Check("nodes answer", None, f"{node} did not answer{because}", leave_out=node)
+            )
+            continue
+        checks += _node_checks(node, facts, own)
+    answered = [node for node in nodes if node in probes]
+    if answered and not checks:
+        torch = Counter(str(probes[node].get("torch")) for node in answered).most_common(1)[0][0]
+        checks.append(
+            Check(
+                "nodes answer",
+                True,
+                f"{parse.fold_nodes(answered)}: python {own['python']}, torch {torch}, "
+                f"run directory shared, clocks agree",
+            )
+        )
+    return checks
+
+
+def _node_checks(node: str, facts: Mapping[str, Any], own: Mapping[str, Any]) -> list[Check]:
+    checks = []
+    for what in ("python", "deadpool", "torch"):
+        if facts.get(what) != own.get(what):
+            checks.append(
+                Check(
+                    what,
+                    False,
+                    f"{node} has {what} {facts.get(what)}, the launcher's node has {own.get(what)}",
+                    "use one environment on a file system that all nodes share",
+                    leave_out=node,
+                )
+            )
+    if facts.get("torch") is None and own.get("torch") is None:
+        checks.append(
+            Check(
+                "torch",
+                False,
+                f"{node} has no torch in the launcher's environment",
+                "install torch",
+            )
+        )
+    if problem := facts.get("run_dir"):
+        checks.append(
+            Check(
+                "run directory",
+                False,
+                f"{node}: the run directory {problem}",
+                "choose a --run-dir on a file system that all nodes share",
+                leave_out=node,
+            )
+        )
+    free = facts.get("shm_free_nbytes", 0)
+    if free < _LITTLE_SHM_NBYTES:
+        checks.append(
+            Check("shared memory", None, f"{node} has only {free >> 20} MiB free in /dev/shm")
+        )
+    difference = facts["clock"] - facts["received_at"]
+    if abs(difference) > _CLOCK_DIFFERENCE_S:
+        checks.append(
+            Check(
+                "clock",
+                None,
+                f"the clock of {node} differs from the launcher's by {difference:+.1f} s",
+            )
+        )
+    return checks

@@ -1,0 +1,78 @@
+"""Runs on every node before training and prints one line about it: ``python -m
+deadpool_launch.preflight_probe``.
+
+It looks at what the ranks will need (Python, packages, run directory, shared memory, clock) without
+importing torch, so that it ends in well under a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from deadpool_launch.version import deadpool_version, installed_version
+
+#: Marks the probe's line among what else a node may print.
+PREFIX = "deadpool-probe "
+#: How long a new file may take to be seen on another node (network file systems cache), in seconds.
+_TOKEN_TIMEOUT_S = 5.0
+
+
+def probe(run_dir: Path, token: str) -> dict[str, Any]:
+    """The facts about this node; values are plain JSON."""
+    return {
+        "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        "hostname": socket.gethostname(),
+        "python": platform.python_version(),
+        "deadpool": deadpool_version(),
+        "torch": installed_version("torch"),
+        "run_dir": _run_dir_problem(run_dir, token),
+        "shm_free_nbytes": _shm_free(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "clock": time.time(),
+    }
+
+
+def token_path(run_dir: Path, token: str) -> Path:
+    """The file by which the nodes can tell that they see the launcher's run directory."""
+    return run_dir / f".preflight-{token}"
+
+
+def _run_dir_problem(run_dir: Path, token: str) -> str:
+    """Empty if the run directory is the launcher's and can be written."""
+    deadline = time.monotonic() + _TOKEN_TIMEOUT_S
+    while not token_path(run_dir, token).exists():
+        if time.monotonic() > deadline:
+            return "is not the launcher's: it is not on a file system that all nodes share"
+        time.sleep(0.1)
+    mine = run_dir / f".preflight-{token}-{socket.gethostname()}-{os.getpid()}"
+    try:
+        mine.write_text("")
+        mine.unlink()
+    except OSError as error:
+        return f"cannot be written: {error.strerror}"
+    return ""
+
+
+def _shm_free() -> int:
+    try:
+        return shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return 0
+
+
+def main() -> None:
+    """Print the line. Arguments: run directory, token."""
+    run_dir, token = sys.argv[1:]
+    print(PREFIX + json.dumps(probe(Path(run_dir), token)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""``deadpool rehearse``: run a script on this machine, break it on purpose, compare the outcome.
+
+Both runs, the undisturbed and the broken one, are ordinary ``deadpool-launch --site local``
+processes; everything shown comes from their journals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from deadpool_launch import plot, timeline
+from deadpool_launch.display import open_display
+from deadpool_launch.errors import UsageError
+from deadpool_launch.exits import ExitCode
+from deadpool_launch.faults import Fault, parse_fault
+from deadpool_launch.follow import PartComparison, compare_finals, loss_curve
+from deadpool_launch.rehearsal_run import Interrupted, Interrupts, Outcome, run_once
+
+#: Parts of the final state that hold nothing but states of random generators.
+_RANDOM_PARTS = frozenset({"rng", "data"})
+
+
+class RehearsalCode(IntEnum):
+    """Exit codes of a rehearsal whose runs both ended well but did not show what they should."""
+
+    #: The final states of the two runs differ, or were not recorded.
+    STATES_DIFFER = 40
+    #: A fault was never brought about, so nothing was rehearsed.
+    FAULT_NOT_FIRED = 41
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What to rehearse."""
+
+    script: Path
+    script_args: tuple[str, ...]
+    nodes: int
+    spares: int
+    nproc_per_node: int
+    faults: tuple[Fault, ...]
+    reference: bool
+    plot: Path | None
+
+    def launch_argv(self, run_dir: Path, faults: Sequence[Fault]) -> list[str]:
+        """The ``deadpool-launch`` command line of one of the runs."""
+        argv = [sys.executable, "-P", "-m", "deadpool_launch.cli"]
+        argv += ["--site", "local", "--nodes", str(self.nodes), "--spares", str(self.spares)]
+        argv += ["--nproc-per-node", str(self.nproc_per_node), "--run-dir", str(run_dir)]
+        argv += ["--record-final-state"]
+        for fault in faults:
+            argv += ["--fault", str(fault)]
+        return [*argv, str(self.script), "--", *self.script_args]
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    options_metavar="[OPTIONS]",
+)
+@click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
+@click.argument("script_args", nargs=-1, metavar="[-- SCRIPT ARGS]")
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=3,
+    show_default=True,
+    help="Active nodes.",
+)
+@click.option(
+    "--spares",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Spare nodes.",
+)
+@click.option(
+    "--nproc-per-node",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Ranks on each active node.",
+)
+@click.option(
+    "--fault",
+    "fault_texts",
+    metavar="KIND:TARGET@STEP",
+    multiple=True,
+    help="A fault to bring about, such as power-off:1@20 (the active node with index 1 loses power "
+    "as its first rank begins step 20) or kill:2@5 (rank 2). Repeat it for several.",
+)
+@click.option(
+    "--reference/--no-reference",
+    default=True,
+    help="Run undisturbed first and compare the final states.  [default: reference]",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE.png",
+    help="Draw the loss curves of both runs.",
+)
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep both run directories (journals and logs) here.  [default: removed]",
+)
+def rehearse(
+    script: Path,
+    script_args: tuple[str, ...],
+    nodes: int,
+    spares: int,
+    nproc_per_node: int,
+    fault_texts: tuple[str, ...],
+    reference: bool,
+    plot_path: Path | None,
+    keep: Path | None,
+) -> None:
+    """Run SCRIPT on this machine, once undisturbed and once with faults, and compare.
+
+    Nodes are groups of processes on this machine; no Slurm is needed.
+
+    Exit codes: 0 every fault was brought about and both runs ended with the same bits, 2 wrong
+    command line, 40 the final states differ, 41 a fault was never brought about, otherwise that
+    of the run that failed.
+    """
+    rehearsal = Rehearsal(
+        script=script,
+        script_args=script_args,
+        nodes=nodes,
+        spares=spares,
+        nproc_per_node=nproc_per_node,
+        faults=tuple(parse_fault(text) for text in fault_texts),
+        reference=reference,
+        plot=plot_path,
+    )
+    check(rehearsal)
+    try:
+        with run_directory(keep) as base, Interrupts() as interrupts:
+            code = run_rehearsal(rehearsal, base, Console(highlight=False), interrupts)
+    except Interrupted as error:
+        click.echo("Interrupted; every process of the rehearsal has ended.", err=True)
+        code = error.exit_code
+    if keep is not None:
+        click.echo(f"Run directories: {keep}")
+    elif code != ExitCode.OK:
+        click.echo("The logs are gone; --keep DIR keeps them.")
+    sys.exit(code)
+
+
+def check(rehearsal: Rehearsal) -> None:
+    """Raise a ``UsageError`` for what would otherwise be found only after the first run."""
+    if not rehearsal.script.is_file():
+        raise UsageError(f"{rehearsal.script}: no such file")
+    if not rehearsal.faults:
+        raise UsageError(
+            "nothing to rehearse: name at least one --fault, such as --fault power-off:1@20"
+        )
+    if rehearsal.plot is not None:
+        plot.check_path(rehearsal.plot)
+        plot.require_matplotlib()
+
+
+@contextlib.contextmanager
+def run_directory(keep: Path | None) -> Iterator[Path]:
+    """The folder for both runs' directories: ``keep`` (new or empty), or a temporary one."""
+    if keep is None:
+        base = Path(tempfile.mkdtemp(prefix="deadpool-rehearsal-"))
+        try:
+            yield base
+        finally:
+            shutil.rmtree(base, ignore_errors=True)
+        return
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        used = any(keep.iterdir())
+    except OSError as error:
+        raise UsageError(f"--keep {keep}: cannot be used ({error.strerror})") from error
+    if used:
+        raise UsageError(f"--keep {keep}: is not empty; name a new or empty folder")
+    yield keep.absolute()
+
+
+def run_rehearsal(
+    rehearsal: Rehearsal, base: Path, console: Console, interrupts: Interrupts
+) -> int:
+    """Both runs, the report, and the exit code."""
+    reference: Outcome | None = None
+    if rehearsal.reference:
+        run_dir, display = base / "undisturbed", open_display(console, "undisturbed run")
+        reference = run_once(rehearsal.launch_argv(run_dir, ()), run_dir, display, interrupts)
+        if reference.exit_code != 0:
+            _report_failure("undisturbed run", reference, console)
+            return reference.exit_code
+        console.print()
+    faults = rehearsal.faults
+    run_dir = base / "disturbed"
+    display = open_display(console, f"run with {', '.join(map(str, faults))}")
+    disturbed = run_once(rehearsal.launch_argv(run_dir, faults), run_dir, display, interrupts)
+    console.print()
+    for incident in disturbed.view.incidents.values():
+        console.print(timeline.render(incident, console.width))
+        console.print()
+    if rehearsal.plot is not None:
+        plot.draw(None if reference is None else reference.view, disturbed.view, rehearsal.plot)
+        console.print(f"Loss curves: {rehearsal.plot}", markup=False)
+    return _verdict(rehearsal, reference, disturbed, console)
+
+
+# ---------------------------------------------------------------- report
+
+
+def _verdict(
+    rehearsal: Rehearsal, reference: Outcome | None, disturbed: Outcome, console: Console
+) -> int:
+    if reference is not None:
+        console.print(_runs_table(reference, disturbed))
+        console.print()
+    if disturbed.exit_code != 0:
+        _report_failure("run with the fault", disturbed, console)
+        return disturbed.exit_code
+    fired = {str(record["fault"]) for record in disturbed.view.faults}
+    missed = [str(fault) for fault in rehearsal.faults if str(fault) not in fired]
+    comparisons = [] if reference is None else compare_finals(reference.view, disturbed.view)
+    if comparisons:
+        console.print(_states_table(comparisons))
+        console.print()
+    if missed:
+        console.print(
+            f"NOT REHEARSED: {', '.join(missed)} was never brought about; "
+            + (
+                f"the run ended after step {disturbed.view.step}."
+                if disturbed.view.steps
+                else "no step was reported; does the script call deadpool.attach?"
+            ),
+            style="bold red",
+        )
+        return RehearsalCode.FAULT_NOT_FIRED
+    if reference is None:
+        console.print(
+            "RECOVERED: training went on to its end. Nothing was compared (--no-reference).",
+            style="bold green",
+        )
+        return 0
+    if not comparisons:
+        console.print(
+            "NOT COMPARED: no final state was recorded; does the script call deadpool.attach?",
+            style="bold red",
+        )
+        return RehearsalCode.STATES_DIFFER
+    if not all(comparison.equal for comparison in comparisons):
+        console.print("DIFFERENT: the final states are not the same bits.", style="bold red")
+        if {comparison.part for comparison in comparisons if not comparison.equal} <= _RANDOM_PARTS:
+            console.print(
+                "Only random generators differ: a script that does not seed Python's random, "
+                "numpy.random and torch differs from run to run without any fault."
+            )
+        return RehearsalCode.STATES_DIFFER
+    console.print(
+        "SAME BITS: the final state equals that of the undisturbed run on every rank.",
+        style="bold green",
+    )
+    return 0
+
+
+def _states_table(comparisons: Sequence[PartComparison]) -> Table:
+    table = Table(title="Final state", title_justify="left", title_style="bold", box=None)
+    table.add_column("part", no_wrap=True)
+    table.add_column("against the undisturbed run")
+    for comparison in comparisons:
+        total = len(comparison.equal_ranks) + len(comparison.other_ranks)
+        if comparison.equal:
+            table.add_row(comparison.part, f"[green]same bits on all {total} ranks[/]")
+        else:
+            ranks = ", ".join(map(str, comparison.other_ranks))
+            table.add_row(comparison.part, f"[bold red]differs on {ranks} of {total} ranks[/]")
+    return table
+
+
+def _runs_table(reference: Outcome, disturbed: Outcome) -> Table:
+    table = Table(box=None)
+    for name in ("run", "steps", "last loss", "seconds"):
+        table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
+    for name, outcome in (("undisturbed", reference), ("with the fault", disturbed)):
+        view = outcome.view
+        curve = loss_curve(view)
+        seconds = view.since_start_s(view.newest_at)
+        loss = f"{curve[-1].loss:.6f}" if curve else ""
+        table.add_row(name, str(view.step), loss, f"{seconds:.1f}")
+    return table
+
+
+def _report_failure(name: str, outcome: Outcome, console: Console) -> None:
+    end = outcome.view.end
+    reason = f": {end.verdict}, {end.reason}" if end is not None else ""
+    console.print(
+        f"FAILED: the {name} ended with exit code {outcome.exit_code}{reason}",
+        style="bold red",
+        markup=False,
+    )
+    # What the launcher told people was shown already; the rest is a traceback or its own error.
+    told = {text for _, text in outcome.view.says}
+    for line in outcome.last_lines:
+        if line.partition(" ")[2] not in told:
+            console.print(f"  {line}", markup=False, soft_wrap=True)

@@ -1,0 +1,37 @@
+"""The half of DEADPOOL that runs inside every rank.
+
+A training script needs three names of it:
+
+    import deadpool_runtime as deadpool
+
+    job = deadpool.attach(model, optimizer, scheduler)
+    for step, batch in job.steps(loader):
+        with step:
+            ...
+
+They are looked up on first use, so that importing the package (which the launcher does, for the
+messages) does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deadpool_runtime.job import Job, Step
+    from deadpool_runtime.session import attach
+
+__all__ = ["Job", "Step", "attach"]
+
+_HOMES = {
+    "Job": "deadpool_runtime.job",
+    "Step": "deadpool_runtime.job",
+    "attach": "deadpool_runtime.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,160 @@
+"""From a freshly forked process to the user's running script.
+
+The script runs as ``python script.py args`` would run it: same ``sys.argv``, ``__main__``,
+``sys.path[0]``, exit behaviour, and tracebacks that begin in the user's own code. Before it starts,
+the environment says what every PyTorch script expects (RANK, WORLD_SIZE, MASTER_ADDR, …) and every
+process group it makes is registered.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import runpy
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+from deadpool_runtime import protocol
+from deadpool_runtime.link import RankLink
+
+if TYPE_CHECKING:
+    from deadpool_runtime.zygote import ForkRequest
+
+
+def prepare() -> None:
+    """Load, in the parked process, what each rank needs before its script: the native shim."""
+    from deadpool_runtime.groups import native
+
+    native.load()
+
+
+def rank_environment(request: ForkRequest, begin: protocol.Begin) -> dict[str, str]:
+    """The variables ``torchrun`` documents for a worker, with this job's values."""
+    return {
+        "RANK": str(request.rank),
+        "LOCAL_RANK": str(request.local_rank),
+        "WORLD_SIZE": str(request.world_size),
+        "LOCAL_WORLD_SIZE": str(request.nproc_per_node),
+        "GROUP_RANK": str(request.node_index),
+        "GROUP_WORLD_SIZE": str(request.world_size // request.nproc_per_node),
+        "ROLE_RANK": str(request.rank),
+        "ROLE_WORLD_SIZE": str(request.world_size),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": begin.store.host,
+        "MASTER_PORT": str(begin.store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(begin.attempt),
+        "TORCHELASTIC_RUN_ID": request.job_id,
+        "DEADPOOL_RUN_DIR": request.run_dir,
+    }
+
+
+def users_traceback(error: BaseException, script: str) -> str:
+    """The traceback as text, without the frames between the interpreter's start and the user's
+    script.
+    """
+    frames: TracebackType | None = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != script:
+        frames = frames.tb_next
+    first = frames if frames is not None else error.__traceback__
+    if isinstance(error, SyntaxError) and frames is None:
+        first = None
+    return "".join(traceback.format_exception(type(error), error, first))
+
+
+def _exit_code(error: SystemExit) -> int:
+    """The process exit code that Python would use for this ``SystemExit``."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _run_script(script: str, args: list[str]) -> None:
+    sys.argv = [script, *args]
+    # The parked process runs with -P, so nothing of the working directory is on the path yet.
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    runpy.run_path(script, run_name="__main__")
+
+
+def _leave(code: int) -> NoReturn:
+    """End as the interpreter would, but without tearing down threads that sit in a store or a
+    collective.
+
+    Interpreter exit with a thread inside a TCPStore call ends in std::terminate, so after the
+    user's exit handlers and non-daemon threads the process leaves directly.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+    os._exit(code)
+
+
+def run_rank(request: ForkRequest, channel: socket.socket) -> NoReturn:
+    """Be rank ``request.rank`` until the script ends. Called in the forked process; never
+    returns.
+    """
+    import torch.distributed as dist
+
+    from deadpool_runtime import context
+    from deadpool_runtime.control import Control
+    from deadpool_runtime.groups.registry import GroupRegistry
+
+    faulthandler.enable()
+    link = RankLink(channel)
+    registry = GroupRegistry()
+    control = Control(link, registry)
+    link.start(control.on_message)
+    # Every rank's process hosts a store that costs one idle thread; each epoch uses that of a
+    # living rank, so no single process's death can take the rendezvous with it.
+    server = dist.TCPStore(request.host, 0, is_master=True, wait_for_workers=False)
+    link.send(protocol.RankUp(os.getpid(), server.port))
+    begin = control.wait_begin()
+    os.environ.update(rank_environment(request, begin))
+    registry.install(detached=begin.replacement)
+    context.install_context(
+        context.RankContext(
+            rank=request.rank,
+            local_rank=request.local_rank,
+            world_size=request.world_size,
+            born=request.born,
+            epoch=begin.epoch,
+            replacement=begin.replacement,
+            attempt=begin.attempt,
+            link=link,
+            control=control,
+            registry=registry,
+            store=begin.store,
+            record_final_state=request.record_final_state,
+            fault_step=request.fault_step,
+            run_dir=request.run_dir,
+        )
+    )
+    try:
+        _run_script(request.script, list(request.script_args))
+        code = 0
+    except SystemExit as error:
+        code = _exit_code(error)
+        if code != 0:
+            link.send(protocol.ScriptFailed(f"SystemExit: {error.code}", "", code))
+    except BaseException as error:
+        code = 1
+        text = users_traceback(error, request.script)
+        sys.stderr.write(text)
+        summary = traceback.format_exception_only(type(error), error)[-1].strip()
+        link.send(protocol.ScriptFailed(summary, text, code))
+    if code == 0:
+        link.send(protocol.ScriptEnded())
+    _leave(code)

@@ -1,0 +1,1 @@
+"""Communicators that can be broken from outside and rebuilt in place, under the same objects."""

@@ -1,0 +1,63 @@
+"""A rank's connection to its node's agent: an inherited socket pair, typed messages, one reader
+thread.
+
+The pair is made by the agent and handed to the rank's process when it is forked, so nobody else can
+hold its other end and no address, file or secret is needed. When the agent goes away the rank has
+nothing left to live for: its node counts as lost and another process carries its rank, so the
+reader thread ends the process at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from deadpool_runtime import protocol
+
+#: Exit code of a rank whose agent went away.
+ORPHANED_EXIT = 86
+#: Room for unread messages towards the agent, so that the training thread does not wait for it.
+SEND_BUFFER_NBYTES = 8 << 20
+
+
+class RankLink:
+    """Sends ``FromRank`` messages from any thread and hands ``ToRank`` messages to one callback."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._codec = protocol.Codec(protocol.ToRank)
+        sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_NBYTES)
+
+    def send(self, message: protocol.FromRank) -> None:
+        """Pass ``message`` to the agent. Returns silently when the agent is gone (see the module's
+        text).
+        """
+        data = protocol.frame(message)
+        with self._lock:
+            try:
+                self._sock.sendall(data)
+            except OSError:
+                return
+
+    def start(self, on_message: Callable[[Any], None]) -> None:
+        """Start the reader thread; ``on_message`` runs on it for each message, in order."""
+        threading.Thread(
+            target=self._read, args=(on_message,), name="deadpool-link", daemon=True
+        ).start()
+
+    def _read(self, on_message: Callable[[Any], None]) -> None:
+        frames = protocol.Frames()
+        while True:
+            try:
+                data = self._sock.recv(1 << 20)
+            except OSError:
+                data = b""
+            if not data:
+                os._exit(ORPHANED_EXIT)
+            for body in frames.feed(data):
+                on_message(self._codec.decode(body))

@@ -1,0 +1,298 @@
+"""The training state and the three slots that hold copies of it.
+
+State ``k`` is what a rank has after the body of step ``k``. Its *replicated* part is the same on
+every rank (parameters, optimizer state, hyper-parameters, schedulers) and comes from a living peer
+when a rank is lost. Its *own* part (random number generators, data position, the user's values,
+what buffers and extras hold on this rank) no peer has, and travels to the launcher with every step.
+
+Why three slots, and why the optimizer guard of step ``k`` waits for the confirmation of ``k-1``.
+Let A copy state ``k``, overwriting ``k-3``:
+
+1. A finished the backward pass of step ``k``, so every rank took part in its all-reduce, so every
+   rank ended the body of ``k-1`` and passed the guard in it.
+2. That guard let a rank through only after the own part of *its* state ``k-2`` was confirmed. So
+   the own part of ``k-2`` is outside the node for every rank, whoever is lost now.
+3. A still holds ``k-2`` and ``k-1`` while it writes ``k``. No rank can end the backward pass of
+   ``k+1`` before A has entered the body of ``k+1``, so none overwrites ``k-2`` yet; and a rank
+   behind A, still in the body of ``k``, holds ``k-2`` and ``k-1`` as well.
+
+So while A overwrites ``k-3``, state ``k-2`` is whole everywhere. With two slots A would overwrite
+``k-2`` itself; with a guard that waits for ``k-2`` only, step 2 would speak of ``k-3``, which A no
+longer has. State 0 is first overwritten at ``k = 3``; the guard of step 1 has nothing to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from deadpool_runtime.encoding import Digest, check_round_trip, detached_copy
+from deadpool_runtime.errors import Misuse, UnsupportedState
+from deadpool_runtime.tensors import PARTS, TensorMap, require_dense, without_repeats
+
+SLOTS = 3
+#: Buffers larger than this (bytes) count as changed only when torch's version counter says so;
+#: smaller ones are compared, since batch normalisation changes its buffers without counting.
+COMPARED_NBYTES = 1 << 20
+
+
+class Slot:
+    """Room for one state. ``step`` is None unless the copy is whole."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        #: The replicated tensors, contiguous on the CPU. Storage is kept from use to use.
+        self.tensors: dict[str, torch.Tensor] = {}
+        #: The replicated plain values (see ``TrainingState._meta``).
+        self.meta: dict[str, Any] = {}
+        #: The own part, encoded.
+        self.own = b""
+
+    def reserve(self, key: str, like: torch.Tensor) -> torch.Tensor:
+        """Storage for ``key``, shaped as ``like``; reused when it fits."""
+        room = self.tensors.get(key)
+        if room is None or room.shape != like.shape or room.dtype != like.dtype:
+            room = torch.empty_like(like, device="cpu", requires_grad=False)
+        return room
+
+
+class TrainingState:
+    """Copies the live state into slots and back. Used by the training thread only."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        schedulers: Sequence[Any],
+        extras: dict[str, Any],
+    ) -> None:
+        modules = {name: item for name, item in extras.items() if isinstance(item, nn.Module)}
+        self._schedulers = list(schedulers)
+        self._extras = {name: item for name, item in extras.items() if name not in modules}
+        self.tensors = TensorMap(models, optimizers, modules)
+        self.slots = [Slot() for _ in range(SLOTS)]
+        #: Buffers as they were first seen; what differs from this is the rank's own.
+        self._first_buffers: dict[str, tuple[torch.Tensor, int]] = {}
+        self._own_buffers: set[str] = set()
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse now what could not be brought back later."""
+        for key, tensor in self.tensors.everything().items():
+            require_dense(key, tensor)
+        for item in [*self._schedulers, *self._extras.values()]:
+            if not hasattr(item, "state_dict") or not hasattr(item, "load_state_dict"):
+                raise UnsupportedState(
+                    f"A {type(item).__qualname__} given to attach has no state_dict and "
+                    f"load_state_dict, so it cannot be saved."
+                )
+        for index, scheduler in enumerate(self._schedulers):
+            name = f"the state of scheduler {index} ({type(scheduler).__qualname__})"
+            check_round_trip(detached_copy(scheduler.state_dict()), name)
+        for name, extra in self._extras.items():
+            check_round_trip(detached_copy(extra.state_dict()), f"the state of extra {name!r}")
+        check_round_trip(self._hyper(), "an optimizer's param_groups")
+
+    # ------------------------------------------------------------ into a slot
+
+    def slot_for(self, step: int) -> Slot:
+        """The slot whose turn it is at ``step``; what it held is gone."""
+        slot = self.slots[step % SLOTS]
+        slot.step = None
+        return slot
+
+    @torch.no_grad()
+    def copy(self, step: int) -> Slot:
+        """Copy the replicated part into the slot of ``step``; ``seal`` makes it count."""
+        slot = self.slot_for(step)
+        live = self.tensors.everything()
+        slot.tensors = {key: slot.reserve(key, tensor) for key, tensor in live.items()}
+        if live:
+            torch._foreach_copy_(list(slot.tensors.values()), list(live.values()))
+        slot.meta = self._meta()
+        return slot
+
+    def seal(self, step: int, own: bytes) -> None:
+        """Complete the slot of ``step`` with the own part."""
+        slot = self.slots[step % SLOTS]
+        slot.own = own
+        slot.step = step
+
+    def sealed(self) -> list[int]:
+        """The steps whose state is whole here, ascending."""
+        return sorted(slot.step for slot in self.slots if slot.step is not None)
+
+    def slot_of(self, step: int) -> Slot:
+        """The slot that holds ``step``."""
+        for slot in self.slots:
+            if slot.step == step:
+                return slot
+        raise Misuse(f"This process holds the states {self.sealed()}, not {step}.")
+
+    def keep_only(self, step: int) -> None:
+        """Forget every other state: what follows ``step`` is about to be run again."""
+        for slot in self.slots:
+            if slot.step != step:
+                slot.step = None
+
+    def _hyper(self) -> list[list[dict[str, Any]]]:
+        return [
+            [
+                {name: detached_copy(value) for name, value in group.items() if name != "params"}
+                for group in optimizer.param_groups
+            ]
+            for optimizer in self.tensors.optimizers
+        ]
+
+    def _meta(self) -> dict[str, Any]:
+        return {
+            "hyper": self._hyper(),
+            "plain": detached_copy(self.tensors.optimizer_plain()),
+            "schedulers": [detached_copy(item.state_dict()) for item in self._schedulers],
+            # Whether a gradient is None or merely zero decides whether optimizers skip it.
+            "gradients": [tensor.grad is not None for _, tensor in self.tensors.parameters()],
+        }
+
+    def own_part(self) -> dict[str, Any]:
+        """What of models and extras only this rank has: changed buffers and the extras' states."""
+        buffers = {}
+        for key, tensor in self.tensors.buffers():
+            if key not in self._own_buffers and self._has_changed(key, tensor):
+                self._own_buffers.add(key)
+            if key in self._own_buffers:
+                buffers[key] = detached_copy(tensor)
+        extras = {name: detached_copy(item.state_dict()) for name, item in self._extras.items()}
+        return {"buffers": buffers, "extras": extras}
+
+    def _has_changed(self, key: str, tensor: torch.Tensor) -> bool:
+        first = self._first_buffers.get(key)
+        if first is None:
+            self._first_buffers[key] = (tensor.detach().to("cpu", copy=True), tensor._version)
+            return False
+        if tensor.numel() * tensor.element_size() > COMPARED_NBYTES:
+            return tensor._version != first[1]
+        return not torch.equal(tensor.detach().to("cpu"), first[0])
+
+    # ------------------------------------------------------------ out of a slot
+
+    @torch.no_grad()
+    def restore(self, step: int, own: dict[str, Any]) -> None:
+        """Bring the state of ``step`` back, into the storage that is there.
+
+        ``own``: the decoded counterpart of ``own_part``.
+        """
+        slot = self.slot_of(step)
+        self._own_buffers |= set(own["buffers"])
+        for key, value in own["buffers"].items():
+            # A slot that came from a peer holds the peer's buffers.
+            if key in slot.tensors:
+                slot.tensors[key].copy_(value)
+        self.tensors.forget_optimizer_state(set(slot.tensors) | set(slot.meta["plain"]))
+        self._create_optimizer_state(slot)
+        live = self.tensors.everything()
+        strange = sorted(set(live) ^ set(slot.tensors))
+        if not strange:
+            strange = [key for key in live if live[key].shape != slot.tensors[key].shape]
+        if strange:
+            raise Misuse(
+                f"The model or optimizer of this process differs from the one that was saved, "
+                f"first at {strange[0]} ({PARTS[strange[0].split('/')[0]]})."
+            )
+        if live:
+            pairs = [(live[key], value) for key, value in slot.tensors.items()]
+            torch._foreach_copy_(
+                [without_repeats(to) for to, _ in pairs],
+                [
+                    value if to.shape == without_repeats(to).shape else _first(value, to)
+                    for to, value in pairs
+                ],
+            )
+        self._restore_plain(slot.meta, own["extras"])
+        self._first_buffers = {
+            key: (tensor.detach().to("cpu", copy=True), tensor._version)
+            for key, tensor in self.tensors.buffers()
+            if key not in self._own_buffers
+        }
+
+    def _create_optimizer_state(self, slot: Slot) -> None:
+        """Make the entries a new process's optimizer does not have yet, in the donor's order."""
+        on_cpu = slot.meta.get("on_cpu", set())
+        for key, value in slot.tensors.items():
+            if not key.startswith("o/"):
+                continue
+            state, parameter, name = self.tensors.parameter_of(key)
+            if name not in state:
+                device = torch.device("cpu") if key in on_cpu else parameter.device
+                like = parameter if parameter.shape == value.shape else value
+                state[name] = torch.empty_like(
+                    like, dtype=value.dtype, device=device, requires_grad=False
+                )
+        for key, plain in slot.meta["plain"].items():
+            state, _, name = self.tensors.parameter_of(key)
+            state[name] = detached_copy(plain)
+
+    def _restore_plain(self, meta: dict[str, Any], extras: dict[str, Any]) -> None:
+        for optimizer, groups in zip(self.tensors.optimizers, meta["hyper"], strict=True):
+            for group, saved in zip(optimizer.param_groups, groups, strict=True):
+                for name in set(group) - set(saved) - {"params"}:
+                    del group[name]
+                for name, value in saved.items():
+                    present = group.get(name)
+                    if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
+                        present.copy_(value)  # compiled steps hold on to the tensor
+                    else:
+                        group[name] = detached_copy(value)
+        for scheduler, saved in zip(self._schedulers, meta["schedulers"], strict=True):
+            scheduler.load_state_dict(detached_copy(saved))
+        for name, item in self._extras.items():
+            item.load_state_dict(detached_copy(extras[name]))
+        parameters = [tensor for _, tensor in self.tensors.parameters()]
+        for tensor, had_gradient in zip(parameters, meta["gradients"], strict=True):
+            if not had_gradient:
+                tensor.grad = None
+            elif tensor.grad is None:
+                tensor.grad = torch.zeros_like(tensor)
+            else:
+                tensor.grad.zero_()
+
+    # ------------------------------------------------------------ hashes
+
+    def replicated_digest(self) -> str:
+        """Hash of what must be the same on every rank, from the live objects. Buffers and extras
+        that are no modules may differ between ranks and are left out."""
+        digest = Digest()
+        for key, tensor in self.tensors.parameters():
+            digest.add(key, key)
+            digest.add_tensor(tensor)
+        for key, tensor in self.tensors.optimizer_state():
+            digest.add(key, key)
+            digest.add_tensor(tensor)
+        meta = self._meta()
+        digest.add([meta["hyper"], meta["plain"], meta["schedulers"]], "the optimizer's state")
+        return digest.hexdigest()
+
+    def part_digests(self) -> dict[str, str]:
+        """Hash of each part of the live state, by its name."""
+        digests = {name: Digest() for name in ("parameters", "buffers", "optimizer", "extras")}
+        for key, tensor in self.tensors.everything().items():
+            digest = digests[PARTS[key.split("/")[0]]]
+            digest.add(key, key)
+            digest.add_tensor(tensor)
+        meta = self._meta()
+        digests["optimizer"].add([meta["hyper"], meta["plain"]], "the optimizer's state")
+        digests["scheduler"] = Digest()
+        digests["scheduler"].add(meta["schedulers"], "the scheduler's state")
+        for name, item in self._extras.items():
+            digests["extras"].add([name, detached_copy(item.state_dict())], f"extra {name!r}")
+        return {name: digest.hexdigest() for name, digest in digests.items()}
+
+
+def _first(value: torch.Tensor, expanded: torch.Tensor) -> torch.Tensor:
+    """The elements of ``value`` that belong to the memory an expanded tensor really has."""
+    for dim, (size, stride) in enumerate(zip(expanded.shape, expanded.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            value = value.narrow(dim, 0, 1)
+    return value

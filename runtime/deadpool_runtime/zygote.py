@@ -1,0 +1,191 @@
+"""The parked process of a node: interpreter up, torch imported, ready to become a rank at once.
+
+Importing torch is most of a cold start (seconds), forking the process that has done it takes
+milliseconds. So every agent keeps one such process and has it fork all ranks of the node: the first
+ones, local restarts, and the ranks a spare takes over. It never initialises CUDA, opens no socket
+and starts no thread, which is what makes forking it safe.
+
+A rank is forked twice, so that it becomes the child of the agent (a child subreaper): the agent
+then sees its exit status first-hand, and the rank dies with the agent (PR_SET_PDEATHSIG).
+
+Nothing here imports torch at module level: the agent imports this module for the messages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from typing import NoReturn
+
+import msgspec
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+#: Largest request; a request is one packet on a SOCK_SEQPACKET pair.
+MAX_REQUEST_NBYTES = 128 << 10
+
+
+class ForkRequest(msgspec.Struct, frozen=True, tag=True):
+    """Agent to parked process, with the rank's end of its socket pair attached."""
+
+    rank: int
+    local_rank: int
+    born: int
+    host: str
+    run_dir: str
+    log_path: str
+    script: str
+    script_args: list[str]
+    world_size: int
+    nproc_per_node: int
+    node_index: int
+    job_id: str
+    env: dict[str, str]
+    record_final_state: bool
+    fault_step: int | None
+    agent_pid: int
+
+
+class Warm(msgspec.Struct, frozen=True, tag=True):
+    """Parked process to agent: torch is imported; it took ``warm_s`` seconds."""
+
+    warm_s: float
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    """Parked process to agent: the rank's process exists."""
+
+    rank: int
+    born: int
+    pid: int
+
+
+def prctl(option: int, value: int) -> None:
+    """prctl(2) with one argument; raises ``OSError``."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, f"prctl({option}): {os.strerror(errno)}")
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """SIGKILL this process when ``parent_pid``, its parent, ends; at once if that has happened
+    already.
+    """
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def _import_everything() -> None:
+    """Import what nearly every training script imports, so that no rank has to."""
+    import numpy  # noqa: F401
+    import torch
+    import torch.distributed
+    import torch.distributed.optim
+    import torch.nn.parallel
+    import torch.optim.lr_scheduler
+    import torch.utils.data.distributed
+
+    import deadpool_runtime.bootstrap
+    import deadpool_runtime.session
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    deadpool_runtime.bootstrap.prepare()
+
+
+def _reset_random() -> None:
+    """Give the forked process its own randomness, as a fresh interpreter would have (torch's seed
+    is a constant).
+    """
+    import numpy as np
+
+    np.random.seed()
+
+
+def _become_rank(request: ForkRequest, channel: socket.socket, parked: socket.socket) -> NoReturn:
+    """In the forked process: take the rank's place in the process tree and run it. Never
+    returns.
+    """
+    parked.close()
+    os.setsid()
+    deadline = time.monotonic() + 30
+    while os.getppid() != request.agent_pid:
+        if time.monotonic() > deadline:
+            os._exit(1)
+        time.sleep(0.001)
+    die_with_parent(request.agent_pid)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(request.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for target, source in ((0, null), (1, log), (2, log)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(log)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.environ.update(request.env)
+    _reset_random()
+
+    from deadpool_runtime import bootstrap
+
+    bootstrap.run_rank(request, channel)
+
+
+def _fork_rank(request: ForkRequest, channel: socket.socket, parked: socket.socket) -> int:
+    """Fork twice; return the pid of the rank's process."""
+    reader, writer = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        os.close(reader)
+        pid = os.fork()
+        if pid == 0:
+            os.close(writer)
+            try:
+                _become_rank(request, channel, parked)
+            finally:
+                os._exit(70)
+        os.write(writer, pid.to_bytes(8, "big"))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        pid = int.from_bytes(pipe.read(8), "big")
+    os.waitpid(middle, 0)
+    return pid
+
+
+def main() -> None:
+    """``python -m deadpool_runtime.zygote FD AGENT_PID``: serve fork requests on the socket FD
+    until it closes.
+    """
+    parked = socket.socket(fileno=int(sys.argv[1]))
+    parked.setblocking(True)
+    die_with_parent(int(sys.argv[2]))
+    # The agent decides when this process ends; a signal to the process group is not for it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    started = time.monotonic()
+    _import_everything()
+    gc.collect()
+    gc.freeze()
+    parked.send(msgspec.msgpack.encode(Warm(time.monotonic() - started)))
+    decoder = msgspec.msgpack.Decoder(ForkRequest)
+    while True:
+        data, fds, _flags, _address = socket.recv_fds(parked, MAX_REQUEST_NBYTES, 1)
+        if not data:
+            return
+        request = decoder.decode(data)
+        channel = socket.socket(fileno=fds[0])
+        pid = _fork_rank(request, channel, parked)
+        channel.close()
+        parked.send(msgspec.msgpack.encode(Forked(request.rank, request.born, pid)))
+
+
+if __name__ == "__main__":
+    main()

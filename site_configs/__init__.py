@@ -1,0 +1,1 @@
+"""Site files that come with DEADPOOL (YAML)."""

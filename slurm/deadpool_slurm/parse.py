@@ -1,0 +1,309 @@
+"""Readers of what Slurm's commands print. Pure: text in, values out; what cannot be read is left
+out.
+
+The text of ``scontrol -o`` is the primary source, since every version prints it; its shape changed
+between versions (``DOWN*+DRAIN`` before 21.08, ``DOWN+DRAIN+NOT_RESPONDING`` since) and both are
+read. Lists of nodes are ClusterShell's.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ClusterShell.NodeSet import (
+    RESOLVER_NOGROUP,
+    NodeSet,
+    NodeSetException,
+)
+
+
+class Health(StrEnum):
+    """What a node's state means for a running job."""
+
+    #: It can run a rank, or does.
+    OK = "ok"
+    #: It may finish what it runs; nothing new should be put there.
+    CORDONED = "cordoned"
+    #: Slurm does not hear from it; our own heartbeats decide.
+    SUSPECT = "suspect"
+    #: It is lost to the job.
+    DEAD = "dead"
+
+
+_DEAD = frozenset({"DOWN", "ERROR", "FUTURE", "UNKNOWN", "POWERED_DOWN", "POWERING_DOWN"}) | {
+    "REBOOT_ISSUED",
+    "INVALID_REG",
+    "INVAL",
+}
+_SUSPECT = frozenset({"NOT_RESPONDING", "NO_RESPOND"})
+_CORDONED = frozenset({"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING", "REBOOT_REQUESTED"}) | {
+    "REBOOT",
+    "POWER_DOWN",
+    "POWER_DRAIN",
+    "MAINTENANCE",
+    "MAINT",
+    "BLOCKED",
+}
+#: Marks that ``sinfo`` and older versions of ``scontrol`` put behind a state.
+_MARKS = {
+    "*": "NOT_RESPONDING",
+    "~": "POWERED_DOWN",
+    "#": "POWERING_UP",
+    "!": "POWER_DOWN",
+    "%": "POWERING_DOWN",
+    "$": "MAINTENANCE",
+    "@": "REBOOT_REQUESTED",
+    "^": "REBOOT_ISSUED",
+    "-": "PLANNED",
+}
+#: Keys of ``scontrol -o``: a word, or a word with a qualifier (``Ntasks/Node``, ``Power=``,
+#: ``Socks/Node``).
+_KEY = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_/:]*)=")
+_OUTER_COMMA = re.compile(r",(?![^\[]*\])")
+#: ``--no-kill`` and the abbreviations that getopt takes for it.
+_NO_KILL = re.compile(r"--no-k(i(ll?)?)?")
+#: Options of ``sbatch`` that take no value as a word of its own.
+_FLAGS = frozenset(
+    {
+        "-H",
+        "--hold",
+        "-h",
+        "--help",
+        "-I",
+        "--immediate",
+        "-k",
+        "--no-kill",
+        "-O",
+        "--overcommit",
+        "-Q",
+        "--quiet",
+        "-s",
+        "--oversubscribe",
+        "-v",
+        "--verbose",
+        "-W",
+        "--wait",
+        "--contiguous",
+        "--exclusive",
+        "--get-user-env",
+        "--ignore-pbs",
+        "--nice",
+        "--no-requeue",
+        "--parsable",
+        "--propagate",
+        "--reboot",
+        "--requeue",
+        "--spread-job",
+        "--stepmgr",
+        "--test-only",
+        "--use-min-nodes",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node, as Slurm sees it."""
+
+    name: str
+    address: str
+    state: str
+    reason: str
+    cpus: int | None
+    health: Health
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """One job, as Slurm sees it now (the nodes that are left, unlike the environment's list)."""
+
+    job_id: str
+    state: str
+    nodes: tuple[str, ...]
+    batch_host: str | None
+    submit_line: str | None
+    stepmgr: bool
+
+
+def expand_nodes(nodelist: str) -> tuple[str, ...]:
+    """``n[1-3],m7`` as ``("n1", "n2", "n3", "m7")``; an empty or unreadable list is empty.
+
+    The parts keep their order, which is that of Slurm's per-node lists
+    (``SLURM_JOB_CPUS_PER_NODE``).
+    """
+    parts = filter(None, (part.strip() for part in _OUTER_COMMA.split(nodelist)))
+    try:
+        names = [name for part in parts for name in NodeSet(part, resolver=RESOLVER_NOGROUP)]
+    except NodeSetException:
+        return ()
+    return tuple(dict.fromkeys(names))
+
+
+def fold_nodes(names: Iterable[str]) -> str:
+    """Names as Slurm's bracket form."""
+    return str(NodeSet.fromlist(list(names), resolver=RESOLVER_NOGROUP))
+
+
+def records(text: str) -> list[dict[str, str]]:
+    """``Key=value`` records of ``scontrol -o``, one a line; a value runs until the next key."""
+    found: list[dict[str, str]] = []
+    for line in text.splitlines():
+        keys = list(_KEY.finditer(line))
+        ends = [key.start() for key in keys[1:]] + [len(line)]
+        record: dict[str, str] = {}
+        for key, end in zip(keys, ends, strict=True):
+            record.setdefault(key[1], line[key.end() : end].strip())
+        if record:
+            found.append(record)
+    return found
+
+
+def health_of(state: str) -> Health:
+    """The meaning of a state in any of Slurm's spellings: ``IDLE``, ``down*``,
+    ``ALLOCATED+DRAIN+NOT_RESPONDING``.
+    """
+    flags = state_flags(state)
+    if not flags or flags & _DEAD:
+        return Health.DEAD
+    if flags & _SUSPECT:
+        return Health.SUSPECT
+    if flags & _CORDONED:
+        return Health.CORDONED
+    return Health.OK
+
+
+def state_flags(state: str) -> frozenset[str]:
+    """The base state and the flags of a state, in capitals, with marks (``*``) spelled out."""
+    flags: set[str] = set()
+    for part in state.strip().upper().split("+"):
+        word = part.strip()
+        while word and word[-1] in _MARKS:
+            flags.add(_MARKS[word[-1]])
+            word = word[:-1]
+        if word:
+            flags.add(word)
+    return frozenset(flags)
+
+
+def parse_nodes(text: str) -> dict[str, NodeFacts]:
+    """Output of ``scontrol -o show node``, by node name."""
+    return {
+        record["NodeName"]: NodeFacts(
+            name=record["NodeName"],
+            address=record.get("NodeAddr") or record["NodeName"],
+            state=record["State"],
+            reason=record.get("Reason", ""),
+            cpus=_number(record.get("CPUTot")),
+            health=health_of(record["State"]),
+        )
+        for record in records(text)
+        if "NodeName" in record and "State" in record
+    }
+
+
+def parse_job(text: str) -> JobFacts | None:
+    """Output of ``scontrol -o show job ID`` (the first record), or ``None`` if it holds no job."""
+    for record in records(text):
+        if "JobId" in record and "JobState" in record:
+            return JobFacts(
+                job_id=record["JobId"],
+                state=record["JobState"],
+                nodes=expand_nodes(_given(record.get("NodeList")) or ""),
+                batch_host=_given(record.get("BatchHost")),
+                submit_line=_given(record.get("SubmitLine")),
+                stepmgr=record.get("StepMgrEnabled", "No").lower() == "yes",
+            )
+    return None
+
+
+def parse_sinfo(text: str) -> dict[str, Health]:
+    """Output of ``sinfo -h -N -o '%N|%T|%E'``; of a node in several partitions the worst line
+    counts.
+    """
+    order = list(Health)
+    found: dict[str, Health] = {}
+    for line in text.splitlines():
+        name, bar, rest = line.partition("|")
+        if bar:
+            health = health_of(rest.partition("|")[0])
+            found[name.strip()] = max(found.get(name.strip(), Health.OK), health, key=order.index)
+    return found
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """The table of ``scontrol show config``: ``Name = value`` lines."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, equals, value in pairs if equals and name.strip()}
+
+
+def parse_steps(text: str) -> dict[str, str]:
+    """Output of ``squeue -h --steps -o '%i|%j'``: step ids (``12.3``) by step name."""
+    pairs = (line.strip().partition("|") for line in text.splitlines())
+    return {name.strip(): step_id.strip() for step_id, bar, name in pairs if bar}
+
+
+def sbatch_options(script: str) -> list[str]:
+    """The words of the ``#SBATCH`` lines that ``sbatch`` heeds: those before the first command."""
+    words: list[str] = []
+    for number, line in enumerate(script.splitlines()):
+        if line.startswith("#SBATCH"):
+            words += _words(line.removeprefix("#SBATCH"))
+        elif number and line.strip() and not line.lstrip().startswith("#"):
+            break
+    return words
+
+
+def submit_line_options(submit_line: str) -> list[str]:
+    """The words of the options in a submit line: between the command and the script's name."""
+    words = _words(submit_line)
+    while words and words[0].rpartition("/")[2] not in ("sbatch", "salloc"):
+        words.pop(0)
+    options: list[str] = []
+    expects_value = False
+    for word in words[1:]:
+        if not word.startswith("-") and not expects_value:
+            break
+        options.append(word)
+        expects_value = (
+            word.startswith("-")
+            and "=" not in word
+            and (
+                word not in _FLAGS
+                if word.startswith("--")
+                else len(word) == 2 and word not in _FLAGS
+            )
+        )
+    return options
+
+
+def asks_no_kill(words: Iterable[str]) -> bool:
+    """Whether these options of ``sbatch`` keep the job alive when a node fails; the last one
+    counts.
+    """
+    asked = False
+    for word in words:
+        name, _, value = word.partition("=")
+        if _NO_KILL.fullmatch(name) or re.fullmatch(r"-[HhIOQsvW]*k.*", word):
+            asked = value != "off" and word != "-koff"
+    return asked
+
+
+def _words(text: str) -> list[str]:
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
+    lexer.whitespace_split = True
+    try:
+        return list(lexer)
+    except ValueError:  # an unclosed quote
+        return text.split()
+
+
+def _given(value: str | None) -> str | None:
+    return None if value in (None, "", "(null)", "N/A", "None") else value
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None

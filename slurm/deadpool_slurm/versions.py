@@ -1,0 +1,113 @@
+"""What is known to be wrong with Slurm's versions, for jobs that must outlive a node. Pure.
+
+The defects are those of ``--no-kill`` jobs named in Slurm's own change log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Version = tuple[int, int, int]
+
+OLDEST: Version = (22, 5, 0)
+_VERSION = re.compile(r"\b(\d\d)\.(\d\d)(?:\.(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about this Slurm that the user should know. ``refuse``: the job could not be kept
+    alive.
+    """
+
+    severity: Literal["refuse", "warn", "note"]
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Defect:
+    first: Version
+    fixed: Version
+    text: str
+
+
+_DEFECTS = (
+    _Defect(
+        OLDEST,
+        (23, 2, 3),
+        "steps started after a node was lost may not get all that is left (fixed in 23.02.3)",
+    ),
+    _Defect(
+        OLDEST,
+        (23, 2, 6),
+        "when a node is lost the job's extern step is killed on every node (fixed in 23.02.6)",
+    ),
+    _Defect(
+        OLDEST,
+        (23, 2, 7),
+        "bitmaps of running steps are wrong after a node has left the job (fixed in 23.02.7)",
+    ),
+    _Defect(
+        (23, 11, 0),
+        (23, 11, 1),
+        "bitmaps of running steps are wrong after a node has left the job (fixed in 23.11.1)",
+    ),
+)
+
+
+def parse_version(text: str) -> Version | None:
+    """The version in text such as ``slurm-wlm 22.05.8`` or ``23.11.0-0rc1``; ``None`` if there is
+    none.
+    """
+    match = _VERSION.search(text)
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
+
+
+def show(version: Version) -> str:
+    """``22.05.8``, the way Slurm writes it."""
+    return f"{version[0]}.{version[1]:02d}.{version[2]}"
+
+
+def findings(version: Version | None, config: Mapping[str, str]) -> list[Finding]:
+    """What this version and configuration (``scontrol show config``) mean for a job that must
+    outlive a node.
+    """
+    found: list[Finding] = []
+    if version is None:
+        found.append(Finding("warn", "Slurm does not say which version it is"))
+    elif version < OLDEST:
+        found.append(
+            Finding(
+                "refuse",
+                f"Slurm {show(version)} is too old: steps cannot share memory and GPUs before 22."
+                " 22.05",
+                "use a cluster with Slurm 23.02.7 or later",
+            )
+        )
+    else:
+        found += [
+            Finding("warn", f"Slurm {show(version)}: {defect.text}")
+            for defect in _DEFECTS
+            if defect.first <= version < defect.fixed
+        ]
+    if "enable_stepmgr" in config.get("SlurmctldParameters", ""):
+        found.append(
+            Finding(
+                "refuse",
+                "this cluster makes steps through the batch host "
+                "(SlurmctldParameters=enable_stepmgr), so none could be started once it is lost",
+                "ask the site for a partition or cluster without stepmgr",
+            )
+        )
+    if config.get("KillOnBadExit", "0") not in ("0", "No", "no"):
+        found.append(
+            Finding(
+                "note",
+                "this cluster kills a step when one of its tasks fails (KillOnBadExit=1); "
+                "deadpool-launch turns that off for its own steps",
+            )
+        )
+    return found

@@ -1,0 +1,45 @@
+"""The pytest fixtures `cluster` and `slurm`; `tests/conftest.py` loads them for every test.
+
+`cluster` is one cluster of four nodes for the whole session. `slurm` is the same object, made
+whole before each test (all nodes on, idle, no jobs, Slurm's usual time-out) and examined after it:
+a process, a shared-memory or a temporary file that a job left on a node fails the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from mini_cluster import MiniCluster
+from mini_cluster_nodes import wait_until
+from mini_cluster_settings import CannotRunHere, check_machine
+
+#: Slurm's own default; a test that wants nodes marked DOWN soon calls `set_slurmd_timeout`.
+SLURMD_TIMEOUT_S = 300
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[MiniCluster]:
+    """One running cluster for the whole session; most tests want `slurm` instead."""
+    try:
+        check_machine()
+    except CannotRunHere as reason:
+        pytest.fail(str(reason), pytrace=False)
+    with MiniCluster(nodes=4, slurmd_timeout_s=SLURMD_TIMEOUT_S) as running:
+        yield running
+
+
+@pytest.fixture
+def slurm(cluster: MiniCluster) -> Iterator[MiniCluster]:
+    """The cluster, whole and idle at the start, with nothing left on its nodes at the end."""
+    cluster.set_slurmd_timeout(SLURMD_TIMEOUT_S)
+    cluster.reset()
+    cluster.sweep()
+    yield cluster
+    cluster.reset()
+    try:
+        wait_until(cluster.leftovers, lambda left: not left, what="nodes are clean", timeout_s=20)
+    except TimeoutError:
+        left = "\n".join(cluster.leftovers())
+        cluster.sweep()
+        pytest.fail(f"left on the nodes after all jobs had ended:\n{left}", pytrace=False)

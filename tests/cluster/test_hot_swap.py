@@ -1,0 +1,254 @@
+"""A real job on real Slurm loses nodes and processes, goes on, and ends in the state of an
+undisturbed run.
+
+Three active nodes and one spare. ``ranks_a_node`` is two where that adds something, else one. Every
+case asserts that the fault struck, that the numbers are the undisturbed run's, that at most one
+completed step ran again, that survivors kept their processes and that the Slurm job stayed the
+same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import pytest
+from mini_cluster import MiniCluster
+from training_job import TrainingJob, submit
+
+pytestmark = pytest.mark.cluster
+
+STEPS = 10
+#: The step in which faults strike.
+FAULT_STEP = 5
+
+
+def launch_options(ranks_a_node: int, spare_start: str, spares: int = 1) -> list[str]:
+    return [
+        f"--spares={spares}",
+        f"--nproc-per-node={ranks_a_node}",
+        f"--spare-start={spare_start}",
+    ]
+
+
+_references: dict[tuple[str, ...], dict[int, dict[str, str]]] = {}
+
+
+def reference(
+    slurm: MiniCluster, ranks_a_node: int, script_args: Sequence[str] = (), spares: int = 1
+) -> dict[int, dict[str, str]]:
+    """Final state of an undisturbed run of the same size; run once per session."""
+    key = (str(ranks_a_node), str(spares), *script_args)
+    if key not in _references:
+        job = submit(
+            slurm,
+            launch=launch_options(ranks_a_node, "on-failure", spares),
+            script_args=[f"--steps={STEPS}", *script_args],
+        )
+        end = job.wait_end()
+        assert end["exit_code"] == 0, job.everything()
+        assert not job.records("incident")
+        state = job.final_state()
+        assert len(state) == (4 - spares) * ranks_a_node
+        _references[key] = state
+    return _references[key]
+
+
+def assert_went_on(
+    job: TrainingJob,
+    expected: dict[int, dict[str, str]],
+    replaced: set[int],
+    incidents: int = 1,
+) -> None:
+    """The job ended well, in the expected state, and only ``replaced`` ranks got new processes."""
+    end = job.wait_end()
+    assert end["exit_code"] == 0, job.everything()
+    closed = job.incidents()
+    assert [record["verdict"] for record in closed] == ["continued"] * incidents, job.everything()
+    assert all(record["replayed_steps"] <= 1 for record in closed)
+    assert job.final_state() == expected, job.everything()
+    processes = job.process_ids()
+    assert {rank for rank, ids in processes.items() if len(ids) > 1} == replaced
+    jobs = {record["job_id"] for record in job.records("job")}
+    assert jobs == {str(job.job_id)}
+
+
+def strike_in_backward(
+    slurm: MiniCluster, fault: str, rank: int, ranks_a_node: int, spare_start: str
+) -> TrainingJob:
+    job = submit(
+        slurm,
+        launch=launch_options(ranks_a_node, spare_start),
+        script_args=[f"--steps={STEPS}", f"--hold={rank}:{FAULT_STEP}:backward"],
+    )
+    job.wait_held(rank, FAULT_STEP)
+    job.strike(fault, rank)
+    return job
+
+
+def ranks_on_node_of(rank: int, ranks_a_node: int) -> set[int]:
+    first = rank - rank % ranks_a_node
+    return set(range(first, first + ranks_a_node))
+
+
+both_spare_starts = pytest.mark.parametrize("spare_start", ["at-start", "on-failure"])
+
+
+@both_spare_starts
+def test_power_off_in_the_middle_of_backward(slurm: MiniCluster, spare_start: str) -> None:
+    expected = reference(slurm, 2)
+    job = strike_in_backward(slurm, "power-off", 3, 2, spare_start)
+    assert_went_on(job, expected, ranks_on_node_of(3, 2))
+    assert "takes ranks 2-3" in job.said()
+
+
+@both_spare_starts
+def test_power_off_of_the_node_of_rank_zero(slurm: MiniCluster, spare_start: str) -> None:
+    expected = reference(slurm, 1)
+    job = strike_in_backward(slurm, "power-off", 0, 1, spare_start)
+    assert_went_on(job, expected, {0})
+
+
+@both_spare_starts
+def test_node_vanishes_without_a_reset(slurm: MiniCluster, spare_start: str) -> None:
+    expected = reference(slurm, 1)
+    job = strike_in_backward(slurm, "vanish", 1, 1, spare_start)
+    assert_went_on(job, expected, {1})
+    assert "no heartbeat for" in job.said()
+
+
+@both_spare_starts
+def test_kill_of_one_rank_is_repaired_on_its_own_node(slurm: MiniCluster, spare_start: str) -> None:
+    expected = reference(slurm, 2)
+    job = strike_in_backward(slurm, "kill", 4, 2, spare_start)
+    assert_went_on(job, expected, {4})
+    assert len({node for node, _pid in job.process_ids()[4]}) == 1
+
+
+@both_spare_starts
+def test_frozen_rank_is_ended_and_replaced(slurm: MiniCluster, spare_start: str) -> None:
+    expected = reference(slurm, 1)
+    job = strike_in_backward(slurm, "freeze", 2, 1, spare_start)
+    assert_went_on(job, expected, {2})
+
+
+def test_frozen_node_is_replaced_and_cannot_come_back(slurm: MiniCluster) -> None:
+    expected = reference(slurm, 1)
+    job = strike_in_backward(slurm, "freeze-node", 1, 1, "at-start")
+    node = job.process_ids()[1][0][0]
+    job.wait("the swap", lambda: job.incidents())
+    slurm.thaw(node)
+    assert_went_on(job, expected, {1})
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+@pytest.mark.parametrize("step", [1, 2, STEPS])
+def test_power_off_at_every_place_of_a_step(slurm: MiniCluster, where: str, step: int) -> None:
+    expected = reference(slurm, 1)
+    job = submit(
+        slurm,
+        launch=launch_options(1, "at-start"),
+        script_args=[f"--steps={STEPS}", f"--hold=1:{step}:{where}"],
+    )
+    job.wait_held(1, step)
+    job.strike("power-off", 1)
+    assert_went_on(job, expected, {1})
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "script_args",
+    [["--ddp=bucket-view"], ["--ddp=unused"], ["--optimizer=sgd"], ["--side-group"]],
+    ids=lambda value: value[0].removeprefix("--"),
+)
+def test_power_off_with_other_options(slurm: MiniCluster, script_args: list[str]) -> None:
+    expected = reference(slurm, 1, script_args)
+    job = submit(
+        slurm,
+        launch=launch_options(1, "at-start"),
+        script_args=[f"--steps={STEPS}", f"--hold=2:{FAULT_STEP}:backward", *script_args],
+    )
+    job.wait_held(2, FAULT_STEP)
+    job.strike("power-off", 2)
+    assert_went_on(job, expected, {2})
+
+
+@both_spare_starts
+def test_two_power_offs_one_after_the_other(slurm: MiniCluster, spare_start: str) -> None:
+    expected = reference(slurm, 2, spares=2)
+    job = submit(
+        slurm,
+        launch=launch_options(2, spare_start, spares=2),
+        script_args=[f"--steps={STEPS}", "--hold=0:3:backward", "--hold=2:7:backward"],
+    )
+    job.wait_held(0, 3)
+    job.strike("power-off", 0)
+    job.wait_held(2, 7)
+    job.strike("power-off", 2)
+    assert_went_on(job, expected, {0, 1, 2, 3}, incidents=2)
+
+
+@both_spare_starts
+def test_second_power_off_during_recovery(slurm: MiniCluster, spare_start: str) -> None:
+    expected = reference(slurm, 2, spares=2)
+    job = submit(
+        slurm,
+        launch=launch_options(2, spare_start, spares=2),
+        # The replacement of rank 2 stands still while it builds, so that the second fault lands in
+        # the recovery.
+        script_args=[f"--steps={STEPS}", "--hold=2:4:backward"],
+    )
+    job.wait_held(2, 4)
+    job.strike("power-off", 2)
+    job.wait("recovery under way", lambda: job.records("incident", phase="parked"))
+    victim = next(node for node, _pid in reversed(job.process_ids()[0]))
+    slurm.power_off(victim)
+    job.wait_end()
+    closed = job.incidents()
+    if job.records("end")[0]["exit_code"] == 31:
+        pytest.fail(f"no rank with state was left\n{job.everything()}")
+    assert_went_on(job, expected, {0, 1, 2, 3}, incidents=len(closed))
+
+
+def test_swap_after_slurm_has_marked_the_node_down(slurm: MiniCluster) -> None:
+    slurm.set_slurmd_timeout(5)
+    expected = reference(slurm, 1)
+    job = submit(
+        slurm,
+        launch=[*launch_options(1, "on-failure"), "--heartbeat-timeout=60"],
+        script_args=[f"--steps={STEPS}", f"--hold=1:{FAULT_STEP}:backward"],
+    )
+    job.wait_held(1, FAULT_STEP)
+    node = job.strike("vanish", 1)
+    slurm.wait_node_state(node, lambda state: "DOWN" in state, 120)
+    assert_went_on(job, expected, {1})
+
+
+@functools.cache
+def _states_before_noticing() -> tuple[str, ...]:
+    return ("ALLOCATED", "MIXED", "IDLE", "COMPLETING")
+
+
+def test_swap_before_slurm_has_noticed(slurm: MiniCluster) -> None:
+    expected = reference(slurm, 1)
+    job = strike_in_backward(slurm, "power-off", 1, 1, "on-failure")
+    node = job.process_ids()[1][0][0]
+    job.wait("the swap", lambda: job.incidents())
+    assert "DOWN" not in slurm.node_state(node)
+    assert_went_on(job, expected, {1})
+
+
+def test_no_spare_left_ends_with_a_verdict(slurm: MiniCluster) -> None:
+    job = submit(
+        slurm,
+        nodes=3,
+        launch=["--spares=0"],
+        script_args=[f"--steps={STEPS}", f"--hold=2:{FAULT_STEP}:backward"],
+    )
+    job.wait_held(2, FAULT_STEP)
+    job.strike("power-off", 2)
+    end = job.wait_end(60)
+    assert end["exit_code"] == 30, job.everything()
+    assert end["at"] - job.struck_at < 30
+    assert "no spare" in job.said()

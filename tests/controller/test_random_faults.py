@@ -1,0 +1,119 @@
+"""Random faults in the fake cluster: whatever happens, the job ends with a verdict that is true."""
+
+from __future__ import annotations
+
+import pytest
+from bench import of_type, render
+from fake_cluster import FAULT_KINDS, LAST_STEP, FakeCluster, Fault, quick_config
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deadpool_launch.controller.events import (
+    IncidentClosed,
+    IncidentOpened,
+    StartRanks,
+)
+from deadpool_launch.controller.states import Phase
+from deadpool_launch.exits import ExitCode
+
+COUNT = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def faults_of(*kinds: str, most: int = 5) -> st.SearchStrategy[list[Fault]]:
+    fault = st.builds(
+        Fault,
+        at=st.floats(0.0, 9.0, allow_nan=False),
+        kind=st.sampled_from(kinds),
+        target=st.integers(0, 11),
+    )
+    return st.lists(fault, max_size=most)
+
+
+@st.composite
+def clusters(draw: st.DrawFn, *kinds: str, attaches: bool = True) -> FakeCluster:
+    config = quick_config(
+        nodes=draw(st.integers(1, 3)),
+        spares=draw(st.integers(0, 3)),
+        nproc_per_node=draw(st.integers(1, 3)),
+        spare_start=draw(st.sampled_from(["at-start", "on-failure"])),
+        gather_s=draw(st.sampled_from([0.0, 0.05])),
+    )
+    return FakeCluster(config, draw(st.integers(0, 2**16)), draw(faults_of(*kinds)), attaches)
+
+
+def check_end(cluster: FakeCluster) -> ExitCode:
+    """Run the job and check all that must be true of its trace, whatever happened."""
+    finish = cluster.run()
+    state = cluster.bench.state
+    assert state.phase is Phase.ENDED
+    opened = [a.number for a in of_type(IncidentOpened, cluster.bench.trace)]
+    closed = [a.number for a in of_type(IncidentClosed, cluster.bench.trace)]
+    assert opened == closed == list(range(1, len(opened) + 1))
+    born = [
+        (rank, a.epoch) for a in of_type(StartRanks, cluster.bench.trace) for rank in a.ranks
+    ]
+    assert len(born) == len(set(born)), "a process has a name of its own"
+    assert finish.reason
+    if finish.exit_code == ExitCode.OK and cluster.attaches:
+        for process in cluster.processes.values():
+            assert process.step == LAST_STEP
+    return ExitCode(finish.exit_code)
+
+
+@COUNT
+@given(clusters(*FAULT_KINDS))
+def test_every_job_ends_with_a_verdict(cluster: FakeCluster) -> None:
+    check_end(cluster)
+
+
+@COUNT
+@given(clusters(*FAULT_KINDS, attaches=False))
+def test_every_job_of_a_script_without_the_runtime_ends(cluster: FakeCluster) -> None:
+    check_end(cluster)
+
+
+@COUNT
+@given(clusters("kill", "power", "freeze"))
+def test_machine_faults_are_never_blamed_on_the_script(cluster: FakeCluster) -> None:
+    assert check_end(cluster) is not ExitCode.SCRIPT_FAILED
+
+
+@COUNT
+@given(clusters("raise", "fail"))
+def test_no_spare_is_used_for_a_script_error(cluster: FakeCluster) -> None:
+    code = check_end(cluster)
+    used = [a for a in of_type(StartRanks, cluster.bench.trace) if a.node.startswith("s")]
+    assert not used
+    assert code in (ExitCode.OK, ExitCode.SCRIPT_FAILED)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_one_lost_node_never_ends_the_job_while_a_spare_is_left(seed: int) -> None:
+    config = quick_config(nodes=3, spares=1, nproc_per_node=2, spare_start="at-start")
+    cluster = FakeCluster(config, seed, [Fault(2.5 + 0.01 * seed, "power", seed % 3)], True)
+    assert check_end(cluster) is ExitCode.OK
+    assert len(cluster.happened) == 1
+    assert [a.verdict for a in of_type(IncidentClosed, cluster.bench.trace)] == ["continued"]
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    def trace() -> list[str]:
+        config = quick_config(nodes=3, spares=2, nproc_per_node=2, spare_start="on-failure")
+        faults = [Fault(2.5, "power", 1), Fault(3.0, "kill", 4), Fault(4.0, "freeze", 0)]
+        cluster = FakeCluster(config, 7, faults, True)
+        cluster.run()
+        assert cluster.happened == faults
+        return render(cluster.bench.trace)
+
+    assert trace() == trace()
+
+
+def test_stop_request_ends_a_running_job() -> None:
+    config = quick_config(nodes=2, spares=0, nproc_per_node=1, spare_start="at-start")
+    cluster = FakeCluster(config, 1, [], True)
+    cluster.stop(2.0, 15)
+    assert check_end(cluster) is ExitCode.TERMINATED

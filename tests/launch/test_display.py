@@ -1,0 +1,85 @@
+"""A running job on the terminal: everything is there and nothing is wider than the terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from deadpool_launch.display import LiveDisplay, PlainDisplay, open_display, render
+from deadpool_launch.follow import RunView
+
+
+def _view(ranks: int = 3) -> RunView:
+    view = RunView()
+
+    def write(at: float, kind: str, **fields: Any) -> None:
+        view.apply({"at": at, "kind": kind, **fields})
+
+    nodes = [f"node{number}" for number in range(ranks)]
+    write(0.0, "job", active=nodes, spares=["spare"])
+    write(0.1, "say", text="job 7: " + ", ".join(nodes) + "; a sentence that goes on and on" * 3)
+    for rank, node in enumerate(nodes):
+        write(1.0, "rank", rank=rank, node=node, pid=4_194_304 - rank, epoch=1)
+        write(2.0, "step", rank=rank, step=10, epoch=1, duration_s=0.123, loss=2.5)
+    write(3.0, "event", name="AgentLost", node="node1")
+    write(3.0, "incident", number=1, phase="opened", detail="node1 lost")
+    write(3.5, "say", text="node1 lost: its connection was closed; spare takes rank 1")
+    return view
+
+
+def _lines(view: RunView, width: int, max_ranks: int = 10) -> list[str]:
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as capture:
+        console.print(render(view, "run with power-off:1@11", max_ranks, now=4.0))
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_frame_fits_the_terminal(width: int) -> None:
+    lines = _lines(_view(), width)
+    assert max(len(line) for line in lines) <= width
+    text = "\n".join(lines)
+    assert "step 10, loss 2.5000   4.0 s" in text
+    assert "node0 active, node1 lost, node2 active, spare spare" in text
+    assert "4194303" in text
+    assert "incident 1: opened" in text
+    assert "node1 lost: its connection was closed" in text
+
+
+def test_ranks_that_do_not_fit_are_counted() -> None:
+    lines = _lines(_view(64), 80, max_ranks=3)
+    assert any("61 more" in line for line in lines)
+    assert "nodes: 63 active, 1 spare, 1 lost" in lines
+
+
+def test_a_frame_of_nothing_says_that_the_job_starts() -> None:
+    assert any("starting" in line for line in _lines(RunView(), 80))
+
+
+def test_without_a_terminal_each_line_is_written_once() -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=80)
+    display = open_display(console, "a run")
+    assert isinstance(display, PlainDisplay)
+    view = _view()
+    with display:
+        display.show(view)
+        display.show(view)
+        view.apply({"at": 5.0, "kind": "say", "text": "going on"})
+        display.show(view)
+    text = output.getvalue()
+    for once in ("== a run", "node1 lost: its connection", "step 10, loss 2.5000", "going on"):
+        assert text.count(once) == 1, once
+
+
+def test_a_terminal_is_redrawn_in_place() -> None:
+    output = io.StringIO()
+    console = Console(file=output, width=80, height=30, force_terminal=True)
+    display = open_display(console, "a run")
+    assert isinstance(display, LiveDisplay)
+    with display:
+        display.show(_view())
+    assert "\x1b[" in output.getvalue()

@@ -1,0 +1,84 @@
+"""An incident as a table: the rows are right, and the table fits the terminal."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from deadpool_launch.follow import IncidentView, RunView
+from deadpool_launch.timeline import TimelineRow, bar, headline, render, timeline
+
+_PHASES = [
+    (0.0, "opened", "node2 lost: its connection was closed"),
+    (0.2, "parked", "ranks 0, 2 parked at step 19"),
+    (0.3, "spare ready", "node4 takes rank 1"),
+    (1.8, "replacement up", "rank 1 built its model and waits for the plan of epoch 2"),
+    (1.9, "restored", "step 19 on every rank"),
+]
+
+
+def _incident(*, closed: bool = True) -> IncidentView:
+    view = RunView()
+    for since_s, phase, detail in _PHASES:
+        view.apply(
+            {
+                "at": 100.0 + since_s,
+                "kind": "incident",
+                "number": 1,
+                "phase": phase,
+                "detail": detail,
+            }
+        )
+    if closed:
+        view.apply(
+            {
+                "at": 102.0,
+                "kind": "incident",
+                "number": 1,
+                "phase": "closed",
+                "verdict": "continued",
+                "detail": "step 20 is complete",
+                "replayed_steps": 1,
+            }
+        )
+    return view.incidents[1]
+
+
+def test_phases_are_counted_from_the_first_sign() -> None:
+    rows = timeline(_incident())
+    assert [row.phase for row in rows] == [phase for _, phase, _ in _PHASES] + ["closed"]
+    assert [round(row.since_s, 3) for row in rows] == [0.0, 0.2, 0.3, 1.8, 1.9, 2.0]
+    assert [round(row.took_s, 3) for row in rows] == [0.0, 0.2, 0.1, 1.5, 0.1, 0.1]
+
+
+def test_the_headline_names_cause_verdict_time_and_replayed_steps() -> None:
+    assert headline(_incident()) == (
+        "Incident 1: node2 lost: its connection was closed; "
+        "continued after 2.00 s, 1 completed step run again"
+    )
+    assert headline(_incident(closed=False)).endswith("; not resolved")
+
+
+def test_bars_follow_one_another_and_stay_inside() -> None:
+    rows = timeline(_incident())
+    bars = [bar(row, rows[-1].since_s, 20) for row in rows]
+    assert all(begin >= 0 and length >= 1 and begin + length <= 20 for begin, length in bars)
+    assert bars[3] == (3, 15)
+    assert bars[-1] == (19, 1)
+
+
+def test_an_incident_of_no_length_has_a_bar() -> None:
+    assert bar(TimelineRow("opened", "", 0.0, 0.0), 0.0, 20) == (0, 1)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_the_terminal(width: int) -> None:
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as capture:
+        console.print(render(_incident(), width))
+    lines = capture.get().splitlines()
+    assert max(len(line) for line in lines) <= width
+    for _, phase, _ in _PHASES:
+        assert sum(line.startswith(phase) for line in lines) == 1
+    assert any("node4 takes rank 1" in line for line in lines)
+    assert ("took s" in "".join(lines)) == (width == 120)

@@ -1,0 +1,169 @@
+"""A training script with everything in it that a recovery must bring back, and ways to die.
+
+DDP, batch normalisation, dropout, AdamW, a schedule, a shuffled DataLoader, numbers drawn from
+torch, Python and numpy in the body, and values of its own in ``job.state``. It runs the same under
+a launcher, ``torchrun`` and plain Python, and writes what it ended with to OUT/RANK.json.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import time
+import weakref
+from pathlib import Path
+
+import deadpool_runtime as deadpool
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+
+class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
+    """Item i: features and a target that depend on i alone, with random noise on top."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        generator = torch.Generator().manual_seed(index)
+        features = torch.randn(16, generator=generator) + 0.01 * torch.randn(16)
+        return features, features[:4].sin(), index
+
+
+class Bomb(nn.Module):
+    """Passes its input on; in the backward pass it calls ``Bomb.armed`` half way."""
+
+    armed = None
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        if value.requires_grad and Bomb.armed is not None:
+            value.register_hook(lambda gradient: Bomb.armed())
+        return value
+
+
+def fuse(directory: Path, name: str) -> bool:
+    """True the first time in the job's life; a replacement must not die of the same cause."""
+    try:
+        os.close(os.open(directory / f"fuse-{name}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(path)
+        time.sleep(0.001)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--max-steps", type=int)
+    parser.add_argument("--epochs", type=int)
+    # RANK:STEP:PHASE, phase one of start, backward, ahead, end
+    parser.add_argument("--die", action="append", default=[])
+    parser.add_argument("--raise-at", default="")
+    parser.add_argument("--stop-at", type=int, default=0)
+    parser.add_argument("--in-place", action="store_true")
+    parser.add_argument("--accumulate-wrongly", action="store_true")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--width", type=int, default=32)
+    args = parser.parse_args()
+
+    rank = int(os.environ.get("RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
+        dist.init_process_group("gloo")
+    torch.manual_seed(7)
+    model: nn.Module = nn.Sequential(
+        nn.Linear(16, args.width),
+        nn.BatchNorm1d(args.width),
+        nn.Dropout(0.2),
+        nn.Linear(args.width, args.width),
+        Bomb(),
+        nn.ReLU(),
+        nn.Linear(args.width, 4),
+    )
+    if world_size > 1:
+        model = DistributedDataParallel(model, bucket_cap_mb=0.005)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    torch.manual_seed(100 + rank)
+    random.seed(200 + rank)
+    np.random.seed(300 + rank)
+
+    dataset = Numbers()
+    sampler: DistributedSampler | None = None
+    if world_size > 1:
+        sampler = DistributedSampler(dataset, world_size, rank, shuffle=True)
+    loader = DataLoader(
+        dataset, 4, shuffle=sampler is None, sampler=sampler, num_workers=args.workers
+    )
+
+    job = deadpool.attach(model, optimizer, scheduler)
+    job.state["seen"] = []
+    deaths = [(int(r), int(s), phase) for r, s, phase in (d.split(":") for d in args.die)]
+    watched: list[weakref.ref] = []
+    redone: list[bool] = []
+
+    def forward_backward(batch: list[torch.Tensor]) -> torch.Tensor:
+        activation = model(batch[0])
+        watched.append(weakref.ref(activation))
+        loss = (activation - batch[1]).pow(2).mean() * (1 + random.random() + np.random.rand())
+        loss.backward()
+        return loss.detach()
+
+    limits = {"max_steps": args.max_steps} if args.max_steps else {"epochs": args.epochs}
+    for step, batch in job.steps(loader, **limits):
+        if watched:
+            redone.append(watched[-1]() is None)
+        with step:
+            mine = [p for r, s, p in deaths if r == rank and s == step.number]
+            mine = [p for p in mine if fuse(args.out, f"{rank}-{step.number}-{p}")]
+            (args.out / f"began-{rank}-{step.number}").touch()
+            if "start" in mine:
+                die()
+            Bomb.armed = die if "backward" in mine else None
+            if args.in_place:
+                batch[0].add_(1.0)
+            optimizer.zero_grad()
+            loss = forward_backward(batch)
+            if "ahead" in mine:
+                # The others have all they need to end this step and wait for this rank in the next.
+                other = (rank + 1) % world_size
+                wait_for(args.out / f"began-{other}-{step.number + 1}")
+                die()
+            if args.raise_at == f"{rank}:{step.number}":
+                raise ZeroDivisionError("the script's own mistake")
+            if not args.accumulate_wrongly:
+                optimizer.step()
+            scheduler.step()
+            job.state["seen"] = job.state["seen"] + batch[2].tolist()
+            step.report(loss=float(loss))
+            if step.number == args.stop_at:
+                step.stop()
+            if "end" in mine:
+                die()
+
+    digest = hashlib.sha256()
+    for value in model.state_dict().values():
+        digest.update(value.numpy().tobytes())
+    digest.update(repr((random.random(), np.random.rand(), torch.rand(1).item())).encode())
+    result = {"hash": digest.hexdigest(), "seen": job.state["seen"], "freed": redone}
+    (args.out / f"{rank}.json").write_text(json.dumps(result))
+
+
+main()

@@ -1,0 +1,154 @@
+"""A tiny data-parallel training that uses every kind of state a rank can have, for tests.
+
+``--hold RANK:STEP:WHERE`` makes the first process of a rank stop inside that step, where WHERE is
+``forward``, ``backward``, ``optimizer`` (after the update, before the step ends) or ``build``
+(before the first step; the step is 0): it writes ``<run dir>/hold-RANK-STEP`` and waits to be
+killed, so that a test knows exactly where a fault lands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import deadpool_runtime as deadpool
+
+
+def hold(name: str) -> None:
+    """Say that the place is reached, then wait for the end. Once per run: a later process goes
+    straight on.
+    """
+    path = Path(os.environ["DEADPOOL_RUN_DIR"]) / f"hold-{name}"
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return
+    while True:
+        time.sleep(0.05)
+
+
+class Marker(torch.autograd.Function):
+    """Does nothing but call ``hook`` in the middle of the backward pass."""
+
+    hook: Callable[[], None] | None = None
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        if Marker.hook is not None:
+            Marker.hook()
+        return grad
+
+
+class Net(nn.Module):
+    """Two layers with dropout and a buffer that changes every step (BatchNorm's statistics)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.drop = nn.Dropout(0.2)
+        self.second = nn.Linear(width, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.drop(torch.relu(self.norm(self.first(x))))
+        return self.second(Marker.apply(x))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--optimizer", default="adamw", choices=["adamw", "sgd"])
+    parser.add_argument("--ddp", default="plain", choices=["plain", "bucket-view", "unused"])
+    parser.add_argument(
+        "--step-s", type=float, default=0.0, help="seconds each step takes at least"
+    )
+    parser.add_argument("--hold", action="append", default=[], metavar="RANK:STEP:WHERE")
+    parser.add_argument("--raise-at", metavar="RANK:STEP")
+    parser.add_argument("--side-group", action="store_true")
+    args = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    holds = {tuple(text.split(":")) for text in args.hold}
+    if (str(rank), "0", "build") in holds:
+        hold(f"{rank}-0")
+    torch.manual_seed(1234)
+    net = Net(args.width)
+    torch.manual_seed(100 + rank)
+    random.seed(200 + rank)
+    np.random.seed(300 + rank)
+    options = {
+        "plain": {},
+        "bucket-view": {"gradient_as_bucket_view": True},
+        "unused": {"find_unused_parameters": True},
+    }[args.ddp]
+    model = DistributedDataParallel(net, bucket_cap_mb=0.01, **options)
+    side = dist.new_group(list(range(dist.get_world_size()))) if args.side_group else None
+    optimizer: torch.optim.Optimizer
+    if args.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(1.0, (k + 1) / 5))
+    generator = torch.Generator().manual_seed(7)
+    count = 96
+    data = TensorDataset(
+        torch.arange(count),
+        torch.randn(count, 16, generator=generator),
+        torch.randint(0, 4, (count,), generator=generator),
+    )
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=True, seed=5))
+
+    job = deadpool.attach(model, optimizer, scheduler)
+    job.state["samples"] = []
+    for step, (ids, inputs, targets) in job.steps(loader, max_steps=args.steps):
+        with step:
+            place = {where for r, k, where in holds if (int(r), int(k)) == (rank, step.number)}
+            name = f"{rank}-{step.number}"
+            Marker.hook = (lambda name=name: hold(name)) if "backward" in place else None
+            if args.raise_at == f"{rank}:{step.number}":
+                raise ValueError(f"rank {rank} does not like step {step.number}")
+            started = time.monotonic()
+            if "forward" in place:
+                hold(name)
+            scale = 1.0 + 0.01 * random.random() + 0.01 * float(np.random.rand())
+            losses = []
+            for half in (slice(0, 4), slice(4, 8)):
+                context = model.no_sync() if half.start == 0 else torch.enable_grad()
+                with context:
+                    loss = nn.functional.cross_entropy(model(inputs[half] * scale), targets[half])
+                    (loss / 2).backward()
+                losses.append(loss.item())
+            if side is not None:
+                dist.all_reduce(torch.tensor(losses), group=side)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            job.state["samples"] = [*job.state["samples"], *ids.tolist()]
+            if "optimizer" in place:
+                hold(name)
+            time.sleep(max(0.0, args.step_s - (time.monotonic() - started)))
+            step.report(loss=sum(losses) / 2)
+    print(f"rank {rank} saw {len(job.state['samples'])} samples")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
