@@ -34,7 +34,7 @@ check: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@PYTHONPATH=.:runtime:slurm $(BIN)/lint-imports --config setup.cfg
+	@PYTHONPATH=.:runtime:slurm $(BIN)/lint-imports setup.cfg
 
 test: check packages
 	@$(BIN)/pytest -m "not matrix"

@@ -156,7 +156,9 @@ def to_options(
     site = choose_site(given["site"], environ)
     gpus = environ.get("SLURM_GPUS_ON_NODE", "")
     run_dir = given["run_dir"] or default_run_dir(
-        environ.get("SLURM_JOB_ID") if site == "slurm" else None, timestamp
+        environ.get("SLURM_JOB_ID") if site == "slurm" else None,
+        timestamp,
+        lambda name: Path(name).exists(),
     )
     return LaunchOptions(
         script=str(script),

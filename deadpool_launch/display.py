@@ -57,7 +57,7 @@ def render(view: RunView, title: str, max_ranks: int, now: float) -> RenderableT
         _headline(view, title, now),
         _nodes(view),
         Text(),
-        _ranks(view, max_ranks),
+        _ranks(view, max_ranks) if view.ranks else _starting(view),
         Text(),
         *_says(view),
     )
@@ -150,8 +150,6 @@ def _headline(view: RunView, title: str, now: float) -> Text:
 
 def _nodes(view: RunView) -> Text:
     text = Text("nodes: ")
-    if not view.nodes:
-        text.append("starting", style="dim")
     if len(view.nodes) <= _MAX_NAMED_NODES:
         rows = list(view.nodes.items())
     else:
@@ -161,6 +159,11 @@ def _nodes(view: RunView) -> Text:
         text.append(f"{', ' if index else ''}{name} ")
         text.append(role, style=_ROLE_STYLES[role])
     return text
+
+
+def _starting(view: RunView) -> Text:
+    total = len(view.nodes)
+    return Text(f"starting: {len(view.ready)} of {total} nodes are ready", style="dim")
 
 
 def _ranks(view: RunView, max_ranks: int) -> Table:

@@ -134,7 +134,7 @@ def _job_driver(
     run_dir: Path,
 ) -> JobDriver:
     plan, allocation = prepared.plan, prepared.allocation
-    fault_plan = {_fault_rank(fault, plan): fault for fault in options.faults}
+    fault_plan = _fault_plan(options.faults, plan)
     spec = protocol.JobSpec(
         job_id=allocation.job_id,
         run_dir=str(run_dir),
@@ -169,6 +169,20 @@ def _job_driver(
         launcher_host=allocation.launcher_host,
         fault_plan=fault_plan,
     )
+
+
+def _fault_plan(given: Sequence[faults.Fault], plan: LaunchPlan) -> dict[int, faults.Fault]:
+    """Which rank brings which fault about: one a rank, since a later process of it brings none."""
+    fault_plan: dict[int, faults.Fault] = {}
+    for fault in given:
+        rank = _fault_rank(fault, plan)
+        if rank in fault_plan:
+            raise UsageError(
+                f"--fault {fault}: rank {rank} brings about {fault_plan[rank]} already; "
+                "let another rank or node be struck"
+            )
+        fault_plan[rank] = fault
+    return fault_plan
 
 
 def _fault_rank(fault: faults.Fault, plan: LaunchPlan) -> int:

@@ -62,6 +62,8 @@ class IncidentView:
 
     number: int
     records: list[Record] = field(default_factory=list)
+    #: The ``fault`` record of the rehearsed fault that it came from, if any.
+    fault: Record | None = None
     verdict: str | None = None
     reason: str = ""
     #: Completed steps that were run again; the one that was broken off is not counted.
@@ -71,6 +73,11 @@ class IncidentView:
     def opened_at(self) -> float:
         """Time of the first sign."""
         return float(self.records[0]["at"])
+
+    @property
+    def fault_at(self) -> float:
+        """When the fault happened: a rehearsed one's time, else that of the first sign."""
+        return self.opened_at if self.fault is None else float(self.fault["at"])
 
     @property
     def closed_at(self) -> float | None:
@@ -92,6 +99,8 @@ class RunView:
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeRole] = {}
+        #: Nodes whose agents can start ranks at once.
+        self.ready: set[str] = set()
         self.ranks: dict[int, RankView] = {}
         self.steps: list[StepView] = []
         self.incidents: dict[int, IncidentView] = {}
@@ -182,7 +191,12 @@ class RunView:
 
     def _incident(self, record: Record) -> None:
         number = record["number"]
-        incident = self.incidents.setdefault(number, IncidentView(number))
+        if number not in self.incidents:
+            # Faults since the last incident's first sign; the first of them caused this one.
+            before = max((one.opened_at for one in self.incidents.values()), default=0.0)
+            fault = next((one for one in self.faults if one["at"] > before), None)
+            self.incidents[number] = IncidentView(number, fault=fault)
+        incident = self.incidents[number]
         incident.records.append(record)
         if "verdict" in record:
             incident.verdict = record["verdict"]
@@ -190,8 +204,14 @@ class RunView:
             incident.replayed_steps = record.get("replayed_steps")
 
     def _event(self, record: Record) -> None:
-        if record.get("name") in ("AgentLost", "AgentStartFailed", "FenceNode"):
-            self.nodes[record["node"]] = NodeRole.LOST
+        match record.get("name"):
+            case "AgentWarm":
+                self.ready.add(record["node"])
+            case "AgentLost" | "AgentStartFailed":
+                self.ready.discard(record["node"])
+                self.nodes[record["node"]] = NodeRole.LOST
+            case _:
+                pass
 
 
 class JournalTail:
@@ -287,7 +307,7 @@ def loss_curve(view: RunView) -> list[CurvePoint]:
 def steps_run_again(view: RunView, incident: IncidentView) -> list[int]:
     """The steps that were run again because of this incident.
 
-    These are the completed ones that the journal counts, and after them the one that was broken off.
+    These are the completed ones that the journal counts, then the one that was broken off.
     """
     if incident.replayed_steps is None or incident.closed_at is None:
         return []

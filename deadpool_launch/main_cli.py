@@ -44,7 +44,7 @@ class _LazyGroup(click.Group):
         rows = []
         for name in self.list_commands(ctx):
             here = self.commands.get(name)
-            rows.append((name, here.get_short_help_str() if here else _ELSEWHERE[name][2]))
+            rows.append((name, here.get_short_help_str(limit=70) if here else _ELSEWHERE[name][2]))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
 import msgspec
@@ -91,9 +92,16 @@ def choose_nproc(asked: str, gpus_on_node: int | None) -> int:
     return int(asked)
 
 
-def default_run_dir(job_id: str | None, timestamp: str) -> str:
-    """``deadpool-runs/<job id>``, or ``deadpool-runs/local-<timestamp>`` outside a job."""
-    return f"deadpool-runs/{job_id}" if job_id else f"deadpool-runs/local-{timestamp}"
+def default_run_dir(
+    job_id: str | None, timestamp: str, used: Callable[[str], bool] = lambda _: False
+) -> str:
+    """``deadpool-runs/<job id>``, or ``deadpool-runs/local-<timestamp>`` outside a job.
+
+    A number is added where that is ``used``: the job was requeued, or launches twice.
+    """
+    first = f"deadpool-runs/{job_id}" if job_id else f"deadpool-runs/local-{timestamp}"
+    names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if not used(name))
 
 
 def _check(options: LaunchOptions) -> None:

@@ -79,7 +79,7 @@ def make_plan(
     if len(usable) < active_count:
         raise UnsuitableError(
             f"{_count(active_count, 'active node')} needed, but only {len(usable)} of {total} can "
-            f"be used: {', '.join(left_out)} failed the checks; allocate more nodes as spares"
+            f"be used: {', '.join(left_out)} failed the checks"
         )
     spare_count = min(options.spares, len(usable) - active_count)
     # The batch host goes to the end, so that it is taken last for ranks and last as a spare.

@@ -100,7 +100,7 @@ def _draw_progress(axes: Axes, reference: RunView | None, disturbed: RunView) ->
     if disturbed.steps:
         begin = disturbed.steps[0].at
         for incident in disturbed.incidents.values():
-            opened = incident.opened_at - begin
+            opened = incident.fault_at - begin
             closed = (incident.closed_at or disturbed.newest_at) - begin
             axes.axvspan(opened, closed, color=_INCIDENT, alpha=0.15, linewidth=0)
             axes.annotate(

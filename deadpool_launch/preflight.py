@@ -7,7 +7,6 @@ compared and put into words.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +80,16 @@ def job_checks(nodes: Sequence[str], job: parse.JobFacts) -> list[Check]:
     return checks
 
 
+def given_up_check(nodes: Sequence[str]) -> Check:
+    """Nodes that were given back because Slurm would not make the job's first step with them."""
+    return Check(
+        "node state",
+        None,
+        f"{parse.fold_nodes(nodes)} given back to Slurm, which starts no step while one of the "
+        "job's nodes is silent",
+    )
+
+
 def run_dir_problem(run_dir: Path, error: OSError) -> Check:
     """The launcher itself cannot write the run directory."""
     return Check(
@@ -101,7 +110,9 @@ def state_checks(nodes: Sequence[str], facts: Mapping[str, parse.NodeFacts]) -> 
         elif known.health is not parse.Health.OK:
             because = f" ({known.reason})" if known.reason else ""
             text = f"{node} is {known.state}{because}"
-            leave_out = node if known.health is parse.Health.DEAD else None
+            # Slurm starts no step on a node it does not hear from, so it is of no use now either.
+            lost = known.health in (parse.Health.DEAD, parse.Health.SUSPECT)
+            leave_out = node if lost else None
             checks.append(Check("node state", None, text, leave_out=leave_out))
     return checks
 
@@ -131,26 +142,23 @@ def probe_checks(
     ``silence`` says why a node may not have answered.
     """
     checks: list[Check] = []
+    good: list[str] = []
     for node in nodes:
         facts = probes.get(node)
         if facts is None:
             because = f": {silence[node]}" if node in silence else ""
-            checks.append(
-                Check("nodes answer", None, f"{node} did not answer{because}", leave_out=node)
-            )
-            continue
-        checks += _node_checks(node, facts, own)
-    answered = [node for node in nodes if node in probes]
-    if answered and not checks:
-        torch = Counter(str(probes[node].get("torch")) for node in answered).most_common(1)[0][0]
-        checks.append(
-            Check(
-                "nodes answer",
-                True,
-                f"{parse.fold_nodes(answered)}: python {own['python']}, torch {torch}, "
-                f"run directory shared, clocks agree",
-            )
+            text = f"{node} did not answer{because}"
+            checks.append(Check("nodes answer", None, text, leave_out=node))
+        elif found := _node_checks(node, facts, own):
+            checks += found
+        else:
+            good.append(node)
+    if good:
+        text = (
+            f"{parse.fold_nodes(good)}: python {own['python']}, torch {own['torch']}, "
+            "run directory shared, clocks agree"
         )
+        checks.append(Check("nodes answer", True, text))
     return checks
 
 

@@ -29,15 +29,21 @@ class TimelineRow:
 
 
 def timeline(incident: IncidentView) -> list[TimelineRow]:
-    """The incident's phases in the order in which they were reached."""
+    """The incident's phases in the order in which they were reached.
+
+    A rehearsed fault comes first, before the first sign of it.
+    """
     rows = []
-    before = incident.opened_at
+    before = incident.fault_at
+    if incident.fault is not None:
+        since_s = incident.fault_at - incident.opened_at
+        rows.append(TimelineRow("fault", str(incident.fault["fault"]), since_s, 0.0))
     for record in incident.records:
         at = float(record["at"])
         rows.append(
             TimelineRow(
                 phase=str(record.get("phase", "")),
-                detail=str(record.get("detail") or record.get("reason") or ""),
+                detail=str(record.get("detail", "")),
                 since_s=at - incident.opened_at,
                 took_s=max(0.0, at - before),
             )
@@ -48,24 +54,30 @@ def timeline(incident: IncidentView) -> list[TimelineRow]:
 
 def headline(incident: IncidentView) -> str:
     """The incident in one sentence."""
-    rows = timeline(incident)
-    cause = rows[0].detail or rows[0].phase
-    text = f"Incident {incident.number}: {cause}"
-    if incident.verdict is None:
+    text = f"Incident {incident.number}: {incident.records[0].get('detail', '')}"
+    if incident.closed_at is None:
         return f"{text}; not resolved"
-    text += f"; {incident.verdict} after {rows[-1].since_s:.2f} s"
+    text += (
+        f"; {incident.verdict} {incident.closed_at - incident.opened_at:.2f} s after the first sign"
+    )
+    if incident.fault is not None:
+        text += f" and {incident.closed_at - incident.fault_at:.2f} s after the fault"
     if incident.replayed_steps is not None:
         plural = "" if incident.replayed_steps == 1 else "s"
         text += f", {incident.replayed_steps} completed step{plural} run again"
     return text
 
 
-def bar(row: TimelineRow, total_s: float, width: int) -> tuple[int, int]:
-    """Where the row's bar begins and how long it is (at least 1), in characters."""
-    if total_s <= 0:
+def bar(row: TimelineRow, from_s: float, until_s: float, width: int) -> tuple[int, int]:
+    """Where the row's bar begins and how long it is (at least 1), in characters.
+
+    The whole ``width`` stands for the time from ``from_s`` until ``until_s``.
+    """
+    if until_s <= from_s:
         return 0, 1
-    begin = round((row.since_s - row.took_s) / total_s * width)
-    end = round(row.since_s / total_s * width)
+    per_s = width / (until_s - from_s)
+    begin = round((row.since_s - row.took_s - from_s) * per_s)
+    end = round((row.since_s - from_s) * per_s)
     begin = min(begin, width - 1)
     return begin, max(1, end - begin)
 
@@ -73,7 +85,6 @@ def bar(row: TimelineRow, total_s: float, width: int) -> tuple[int, int]:
 def render(incident: IncidentView, width: int) -> RenderableType:
     """The incident's phases for a terminal ``width`` characters wide."""
     rows = timeline(incident)
-    total_s = rows[-1].since_s
     wide = width >= _WIDE
     bar_width = _WIDE_BAR if wide else _NARROW_BAR
     slowest = max(rows, key=lambda row: row.took_s)
@@ -88,7 +99,7 @@ def render(incident: IncidentView, width: int) -> RenderableType:
     table.add_column("", width=bar_width)
     table.add_column("what happened", width=detail_width, overflow="ellipsis", no_wrap=True)
     for row in rows:
-        begin, length = bar(row, total_s, bar_width)
+        begin, length = bar(row, rows[0].since_s, rows[-1].since_s, bar_width)
         style = "red" if row is slowest and row.took_s > 0 else "cyan"
         drawn = Text(" " * begin) + Text("█" * length if row.took_s > 0 else "▏", style=style)
         seconds = [f"{row.since_s:.2f}", f"{row.took_s:.2f}"]

@@ -1,8 +1,9 @@
-"""What all tests share: the mini cluster's modules can be imported and its fixtures are known."""
+"""What all tests share: the mini cluster's and the helpers' modules can be imported."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).with_name("cluster")))
+for folder in ("cluster", "support"):
+    sys.path.insert(0, str(Path(__file__).with_name(folder)))
 
 pytest_plugins = ["mini_cluster_fixtures"]

@@ -26,7 +26,7 @@ from deadpool_launch.channel import (
     read_secret,
     set_dead_peer_limits,
 )
-from deadpool_runtime import protocol, zygote
+from deadpool_runtime import parking, protocol
 
 #: How long an agent tries to reach its launcher.
 CONNECT_S = 30.0
@@ -155,7 +155,7 @@ def main() -> None:
     options = parser.parse_args()
     host, _, port = options.connect.rpartition(":")
     # Orphans of ranks come to us instead of to init, so that whole trees can be ended.
-    zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 1)
+    parking.prctl(parking.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     agent = Agent(options.node, (host, int(port)), options.run_dir)
     try:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from deadpool_runtime import protocol, zygote
+from deadpool_runtime import parking, protocol
 
 #: How often processes are looked at for what the kernel does not report by itself (stopped,
 #: orphaned).
@@ -65,7 +65,7 @@ class NodeProcesses:
         self._tags: set[str] = set()
         self._parked: socket.socket | None = None
         self._parked_process: asyncio.subprocess.Process | None = None
-        self._answers = msgspec.msgpack.Decoder(zygote.Warm | zygote.Forked)
+        self._answers = msgspec.msgpack.Decoder(parking.Warm | parking.Forked)
         self._killed_before_fork: set[tuple[int, int]] = set()
 
     # ------------------------------------------------------------ parked process
@@ -100,7 +100,7 @@ class NodeProcesses:
     def _parked_answered(self, log_path: Path) -> None:
         assert self._parked is not None
         try:
-            data = self._parked.recv(zygote.MAX_REQUEST_NBYTES)
+            data = self._parked.recv(parking.MAX_REQUEST_NBYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -117,9 +117,9 @@ class NodeProcesses:
             )
             return
         match self._answers.decode(data):
-            case zygote.Warm(warm_s=warm_s):
+            case parking.Warm(warm_s=warm_s):
                 self._report(protocol.AgentReady(warm_s))
-            case zygote.Forked(rank=rank, born=born, pid=pid):
+            case parking.Forked(rank=rank, born=born, pid=pid):
                 self._adopt(rank, born, pid)
 
     # ------------------------------------------------------------ ranks
@@ -136,7 +136,7 @@ class NodeProcesses:
             ours.setblocking(False)
             tag = rank_tag(self._spec.job_id, rank, request.epoch)
             self._tags.add(tag)
-            fork = zygote.ForkRequest(
+            fork = parking.ForkRequest(
                 rank=rank,
                 local_rank=local_rank,
                 born=request.epoch,

@@ -127,20 +127,20 @@ class LocalBackend:
         agents = {agent.pid for agent in self._agents.get(node, [])}
         found: list[psutil.Process] = []
         for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
                 if self._node_of(process) == node and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return sorted(found, key=lambda process: process.pid not in agents)
 
     def _node_of(self, process: psutil.Process) -> str | None:
-        """The node of a process: by earlier sight, its agent, its variable, or its parent."""
+        """The node of a process: by earlier sight, its agent, its variable, session or parent."""
         created = process.create_time()
         seen = self._seen.get(process.pid)
         if seen is not None and seen[1] == created:
             return seen[0]
-        node = self._node_of_agent(process.pid)
+        node = self._node_of_agent(process.pid) or self._node_of_variable(process)
         if node is None:
-            node = self._node_of_variable(process)
+            node = self._node_of_agent(os.getsid(process.pid))
         if node is None:
             parent = process.parent()
             if parent is not None and parent.pid != os.getpid():

@@ -175,8 +175,12 @@ class SlurmBackend:
         probing = NodeProbe(self.client, allocation.job_id, argv, self._variables)
         try:
             own = await asyncio.to_thread(probe, run_dir, token)
-            await probing.ask(nodes, options.agent_start_timeout_s)
+            await probing.ask(nodes, allocation.nodes, options.agent_start_timeout_s)
         finally:
             with contextlib.suppress(OSError):
                 token_path(run_dir, token).unlink()
-        return preflight.probe_checks(nodes, probing.answers, own, probing.silence)
+        checks = preflight.probe_checks(nodes, probing.answers, own, probing.silence)
+        return [
+            *checks,
+            *([preflight.given_up_check(probing.given_up)] if probing.given_up else []),
+        ]

@@ -18,6 +18,9 @@ from deadpool_slurm.client import SlurmClient, SlurmError
 #: seconds; then only ``srun`` is killed.
 _KILL_TIMEOUT_S = 5.0
 _PREFLIGHT_STEP = "deadpool-preflight"
+#: How long the first step may wait for resources when it is likely to be refused, in seconds.
+_SOON_S = 5
+_BUSY = "Requested nodes are busy"
 _ERROR = re.compile(r"^(?:srun|slurmstepd): error: ")
 
 
@@ -82,7 +85,7 @@ class SlurmAgent:
 
 
 class NodeProbe:
-    """Asks nodes for their facts with one step, and again those that the first step cut off."""
+    """Asks nodes for their facts with one step, or two if the first was refused or cut short."""
 
     def __init__(
         self,
@@ -99,28 +102,56 @@ class NodeProbe:
         self.answers: dict[str, dict[str, Any]] = {}
         #: For each node that did not, what is known of why.
         self.silence: dict[str, str] = {}
+        #: Nodes that were given back to Slurm.
+        self.given_up: tuple[str, ...] = ()
 
-    async def ask(self, nodes: Sequence[str], timeout_s: float) -> None:
+    async def ask(self, nodes: Sequence[str], all_nodes: Sequence[str], timeout_s: float) -> None:
         """Fill ``answers`` and ``silence``; takes ``timeout_s`` and a few seconds at most.
 
-        When one node cannot be reached, ``srun`` ends the whole step, and nodes that were merely
-        slower go silent with it: they are asked once more.
-        """
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        waiting = list(nodes)
-        for _ in range(2):
-            if not waiting or asyncio.get_running_loop().time() >= deadline:
-                return
-            said = await self._ask_once(waiting, deadline)
-            silent = [node for node in waiting if node not in self.answers]
-            for node in silent:
-                self.silence[node] = blame(node, said) or f"no answer within {timeout_s:g} s"
-            waiting = [node for node in silent if not blame(node, said)]
-            if len(waiting) == len(nodes):
-                for node in waiting:
-                    self.silence[node] = last_error(said) or self.silence[node]
+        ``all_nodes``: the job's, with those that are not asked because they are known to be bad.
 
-    async def _ask_once(self, nodes: Sequence[str], deadline: float) -> list[str]:
+        A second step may follow. When one node cannot be reached, ``srun`` ends the whole step, and
+        nodes that were merely slower go silent with it. And Slurm refuses a job's first step while
+        any of its nodes is silent: such a node is then given back.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        bad = [node for node in all_nodes if node not in nodes]
+        # With a bad node in the job the first step may well be refused: find out soon.
+        said = await self._ask_once(nodes, deadline, _SOON_S if bad else srun.IMMEDIATE_S)
+        if bad and any(_BUSY in line for line in said):
+            await self._give_back(nodes, bad)
+            blamed = []
+        else:
+            blamed = [node for node in nodes if blame(node, said)]
+        again = [node for node in nodes if node not in self.answers and node not in blamed]
+        if again and loop.time() < deadline:
+            said += await self._ask_once(again, deadline, srun.IMMEDIATE_S)
+        for node in nodes:
+            if node not in self.answers:
+                self.silence[node] = (
+                    blame(node, said)
+                    or ("" if self.answers else last_error(said))
+                    or f"no answer within {timeout_s:g} s"
+                )
+
+    async def _give_back(self, keep: Sequence[str], bad: Sequence[str]) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *srun.keep_nodes(self._job_id, parse.fold_nodes(keep)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=environ.for_srun(self._variables, self._job_id),
+        )
+        try:
+            async with asyncio.timeout(_KILL_TIMEOUT_S):
+                if await process.wait() == 0:
+                    self.given_up = tuple(bad)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _ask_once(self, nodes: Sequence[str], deadline: float, immediate_s: int) -> list[str]:
         """Run one step; returns what ``srun`` said besides the nodes' answers."""
         argv = srun.all_nodes_step(
             job_id=self._job_id,
@@ -129,6 +160,7 @@ class NodeProbe:
             name=_PREFLIGHT_STEP,
             argv=self._argv,
             network=self._variables.get("SLURM_NETWORK"),
+            immediate_s=immediate_s,
         )
         try:
             process = await asyncio.create_subprocess_exec(

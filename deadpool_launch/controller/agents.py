@@ -54,6 +54,8 @@ def on_node_gone(turn: Turn, name: str, cause: str) -> None:
     hurt = tuple(
         rank for rank in members if state.ranks[rank].stage not in (Stage.ABSENT, Stage.ENDED)
     )
+    ended = [rank for rank in members if state.ranks[rank].stage is Stage.ENDED]
+    turn.set_ranks(ended, exited=True)
     if state.phase is Phase.AGENTS:
         turn.drop_node(node, cause)
         _replace_before_start(turn, name, cause)

@@ -30,18 +30,25 @@ def agree_on_step(
 ) -> Agreement:
     """The newest step that can be made whole on every rank.
 
-    ``slots`` has an entry for every rank, empty for a new process; ``own`` the steps whose own part
-    the driver keeps, looked up for new processes only. Steps in ``refused`` are not taken.
+    ``slots`` has an entry for every rank, empty for a new process; ``own`` the steps of each rank
+    whose own part the driver keeps. Steps in ``refused`` are not taken.
+
+    Own parts help a rank with slots too: one that was itself restored a moment ago holds only the
+    step it was restored to, and when that one is refused an older step has to come from a donor.
     """
-    holders = {rank: frozenset(steps) for rank, steps in slots.items() if steps}
-    empty = [rank for rank, steps in slots.items() if not steps]
-    if not holders:
-        return Agreement(None, f"{ranks_text(sorted(slots))} hold no step")
-    common = frozenset.intersection(*holders.values())
-    usable = common.intersection(*(frozenset(own.get(rank, ())) for rank in empty)) - refused
+    donated = frozenset(step for steps in slots.values() for step in steps) - refused
+    usable = [
+        step
+        for step in donated
+        if all(step in held or step in own.get(rank, ()) for rank, held in slots.items())
+    ]
     if usable:
         step = max(usable)
         return Agreement(step, f"step {step} is the newest that is whole on every rank")
+    if not any(slots.values()):
+        return Agreement(None, f"no rank of {ranks_text(sorted(slots))} holds a step")
+    holders = {rank: steps for rank, steps in slots.items() if steps}
+    empty = [rank for rank, steps in slots.items() if not steps]
     having: dict[str, list[int]] = defaultdict(list)
     for rank, steps in sorted(holders.items()):
         having[f"with {steps_text(sorted(steps))}"].append(rank)

@@ -15,8 +15,6 @@ from deadpool_launch.controller.wording import ranks_text, seconds
 def on_tick(turn: Turn) -> None:
     """Act on every deadline that has come; a tick that came too early changes nothing."""
     state = turn.state
-    if state.phase is Phase.ENDED:
-        return
     for node in state.nodes.values():
         if node.deadline is not None and node.deadline <= turn.at:
             limit = seconds(state.config.agent_start_s)
@@ -77,7 +75,8 @@ def _late_restore(turn: Turn, late: list[Rank]) -> None:
         cause = f"did not restore the state within {limit} (seen)"
         kill_as_lost(turn, [rank.rank for rank in behind], cause, cause)
         return
-    text = f"{ranks_text(rank.rank for rank in late)} did not restore the state within {limit}; trying again"
+    who = ranks_text(rank.rank for rank in late)
+    text = f"{who} did not restore the state within {limit}; trying again"
     turn.say(text)
     open_epoch(turn, text)
     if not turn.over:

@@ -32,8 +32,6 @@ def lose(turn: Turn, losses: Iterable[Loss]) -> None:
     attempt needs a number that none of them carries.
     """
     losses = tuple(losses)
-    if not losses or turn.over:
-        return
     if turn.state.phase is Phase.CLEARING:
         for loss in losses:
             turn.say(f"{loss_text(loss)}; started again with all ranks")

@@ -7,7 +7,7 @@ from typing import assert_never
 from deadpool_launch.controller.losses import forget_processes, kill_as_lost, lose, open_epoch
 from deadpool_launch.controller.recovery import advance, after_step, close_if_continued
 from deadpool_launch.controller.rungs import choose_rung
-from deadpool_launch.controller.states import LIVE, RECOVERING, Loss, Phase, Rank, Stage
+from deadpool_launch.controller.states import RECOVERING, Loss, Phase, Rank, Stage
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.verdicts import judge, on_script_failed, on_step_raised
 from deadpool_launch.controller.wording import exit_text, seconds
@@ -116,7 +116,7 @@ def _on_attached(turn: Turn, rank: Rank) -> None:
         return
     if turn.state.phase is Phase.TRAINING:
         turn.set_rank(rank.rank, stage=Stage.ATTACHED)
-    elif turn.state.phase is Phase.GATHERING:
+    else:
         park_s = turn.state.config.park_s
         turn.set_rank(rank.rank, stage=Stage.UNWINDING, deadline=turn.at + park_s)
 
@@ -187,8 +187,6 @@ def on_exited(turn: Turn, rank: Rank, exit_code: int | None, signal: int | None)
     """A process is gone; whether that is a loss depends on what it said before."""
     node = turn.state.node_of(rank.rank)
     match rank.stage:
-        case Stage.ABSENT:
-            pass
         case Stage.DYING:
             forget_processes(turn, (rank.rank,))
             advance(turn)
@@ -215,8 +213,6 @@ def on_exited(turn: Turn, rank: Rank, exit_code: int | None, signal: int | None)
 
 def on_stopped(turn: Turn, rank: Rank, for_s: float) -> None:
     """A stopped process blocks every peer and answers nothing: only killing it helps."""
-    if rank.stage not in LIVE:
-        return
     node = turn.state.node_of(rank.rank)
     turn.say(f"rank {rank.rank} on {node} is frozen (stopped for {seconds(for_s)}, seen); killed")
     kill_as_lost(turn, (rank.rank,), f"frozen for {seconds(for_s)} (seen)", "frozen")

@@ -81,7 +81,11 @@ def take_seats(turn: Turn) -> dict[str, str]:
             continue
         spare = choose_spare(turn.state.free, turn.state.nodes)
         if spare is None:
-            turn.finish(ExitCode.NO_SPARE, _no_spare_text(turn, old))
+            turn.finish(
+                ExitCode.NO_SPARE,
+                f"{old} {turn.state.nodes[old].gone}; no spare left; "
+                f"nodes lost so far: {', '.join(turn.state.lost)}",
+            )
             return taken
         turn.set(
             seats=(*turn.state.seats[:seat], spare, *turn.state.seats[seat + 1 :]),
@@ -91,12 +95,6 @@ def take_seats(turn: Turn) -> dict[str, str]:
             turn.start_agent(spare)
         taken[old] = spare
     return taken
-
-
-def _no_spare_text(turn: Turn, node: str) -> str:
-    losses = turn.incident.losses if turn.state.incident is not None else ()
-    texts = [loss_text(loss) for loss in losses if loss.node == node] or [f"{node} lost"]
-    return f"{texts[-1]}; no spare left; nodes lost so far: {', '.join(turn.state.lost)}"
 
 
 def _say_placements(turn: Turn, taken: dict[str, str]) -> None:

@@ -114,6 +114,8 @@ class Node:
     host: str = ""
     #: Set while the agent is coming up.
     deadline: float | None = None
+    #: Why it is gone; continues a sentence that starts with its name.
+    gone: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ class Turn:
     def drop_node(self, node: Node, reason: str) -> None:
         """Never use this node again, and keep it from taking part."""
         self.act(FenceNode(node.name, reason))
-        self.set_node(node.name, stage=AgentStage.GONE, deadline=None)
+        self.set_node(node.name, stage=AgentStage.GONE, deadline=None, gone=reason)
         self.set(
             free=tuple(name for name in self.state.free if name != node.name),
             lost=(*self.state.lost, node.name),
@@ -151,8 +151,6 @@ class Turn:
 
     def finish(self, code: ExitCode, reason: str, detail: str = "") -> None:
         """End the job; an open incident ends with it."""
-        if self.over:
-            return
         if self.state.incident is not None:
             self.close_incident("stopped", reason, 0)
         verdict = "completed" if code is ExitCode.OK else code.name.lower().replace("_", " ")

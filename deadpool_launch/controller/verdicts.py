@@ -8,7 +8,7 @@ that explains it. Only then is it the script's own, and the first one in time is
 from __future__ import annotations
 
 from deadpool_launch.controller.losses import kill_as_lost
-from deadpool_launch.controller.states import LIVE, RECOVERING, Phase, Rank, Stage
+from deadpool_launch.controller.states import LIVE, Phase, Rank, Stage
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import seconds
 from deadpool_launch.exits import ExitCode
@@ -63,7 +63,7 @@ def raise_it(turn: Turn, ranks: list[Rank]) -> None:
 
 def on_script_failed(turn: Turn, rank: Rank, body: protocol.ScriptFailed) -> None:
     """The script ended with an exception on one rank."""
-    if turn.state.phase in RECOVERING or turn.state.phase is not Phase.TRAINING:
+    if turn.state.phase is not Phase.TRAINING:
         kill_as_lost(
             turn,
             (rank.rank,),

@@ -24,7 +24,7 @@ from deadpool_runtime import protocol
 from deadpool_runtime.link import RankLink
 
 if TYPE_CHECKING:
-    from deadpool_runtime.zygote import ForkRequest
+    from deadpool_runtime.parking import ForkRequest
 
 
 def prepare() -> None:
@@ -76,6 +76,19 @@ def _exit_code(error: SystemExit) -> int:
         return error.code & 0xFF
     print(error.code, file=sys.stderr)
     return 1
+
+
+def _seed_by_rank(rank: int) -> None:
+    """Make the generators that start unseeded the same in two runs, so that those can be compared.
+
+    Only when final states are recorded; torch's generator starts from a constant anyway.
+    """
+    import random
+
+    import numpy as np
+
+    random.seed(rank)
+    np.random.seed(rank)
 
 
 def _run_script(script: str, args: list[str]) -> None:
@@ -142,6 +155,8 @@ def run_rank(request: ForkRequest, channel: socket.socket) -> NoReturn:
             run_dir=request.run_dir,
         )
     )
+    if request.record_final_state:
+        _seed_by_rank(request.rank)
     try:
         _run_script(request.script, list(request.script_args))
         code = 0

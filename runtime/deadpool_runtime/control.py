@@ -56,6 +56,8 @@ class Control:
         self._confirmed = -1
         self._raise_step: int | None = None
         self._all_ended = False
+        #: Whether there are groups that a lost peer could block.
+        self._connected = False
 
     # ------------------------------------------------------------ the link's thread
 
@@ -65,6 +67,7 @@ class Control:
             case protocol.Begin():
                 with self._changed:
                     self._begin = message
+                    self._connected = not message.replacement
                     self._newest = max(self._newest, message.epoch)
                     self._revoking = max(self._revoking, message.epoch)
                     self._changed.notify_all()
@@ -94,8 +97,16 @@ class Control:
                 assert_never(message)
 
     def _revoke(self, epoch: int) -> None:
-        if epoch <= self._newest:
-            return
+        with self._changed:
+            if epoch <= self._newest:
+                return
+            if not self._connected:
+                # A process without peers goes on building its program, in which an abort would
+                # only be an error. Deciding and publishing under one lock: ``connecting`` either
+                # comes after this and the new epoch is seen, or before it and there is an abort.
+                self._newest = self._revoking = epoch
+                self._changed.notify_all()
+                return
         # Seen by the guard at once: an aborted NCCL collective returns without raising and leaves
         # garbage, which must not reach the weights before the epoch is published below.
         self._revoking = epoch
@@ -124,6 +135,11 @@ class Control:
     def disturbed(self, epoch: int) -> bool:
         """Whether the groups of ``epoch`` are void or being aborted right now."""
         return self._revoking > epoch
+
+    def connecting(self) -> None:
+        """Called before the first recovery: from here on the process's groups can have peers."""
+        with self._changed:
+            self._connected = True
 
     def wait_begin(self) -> protocol.Begin:
         """Block until the launcher says that the script may start."""

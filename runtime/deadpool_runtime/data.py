@@ -284,7 +284,7 @@ def _require_repeatable(loader: Any, stateful: bool) -> None:
 
 
 class _SkippingSampler:
-    """A sampler without its first entries, for as long as ``skip`` is not 0."""
+    """A sampler without its first ``skip`` entries, until ``skip`` is set to 0."""
 
     def __init__(
         self, inner: Iterable[Any], skip: int, before_first: Callable[[], None] | None
@@ -292,19 +292,44 @@ class _SkippingSampler:
         self._inner = inner
         self.skip = skip
         self.before_first = before_first
+        #: The iterator made last; loaders with workers make two and use the second.
+        self.iterator: _SkippingIterator | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return self._iterate(self.skip, self.before_first)
-
-    def _iterate(self, skip: int, before_first: Callable[[], None] | None) -> Iterator[Any]:
-        if before_first is not None:
-            before_first()
-        for index, entry in enumerate(self._inner):
-            if index >= skip:
-                yield entry
+        self.iterator = _SkippingIterator(iter(self._inner), self.skip, self.before_first)
+        return self.iterator
 
     def __len__(self) -> int:
         return len(self._inner)  # type: ignore[arg-type]
+
+
+class _SkippingIterator:
+    """Skips on the first ``next`` or by ``advance``, whichever is first: samplers draw their seed
+    when they are first asked, and by then the loader has drawn its own."""
+
+    def __init__(
+        self, inner: Iterator[Any], skip: int, before_first: Callable[[], None] | None
+    ) -> None:
+        self._inner = inner
+        self._skip = skip
+        self._before_first = before_first
+        self._advanced = False
+
+    def advance(self) -> None:
+        if self._advanced:
+            return
+        self._advanced = True
+        if self._before_first is not None:
+            self._before_first()
+        for _ in range(self._skip):
+            next(self._inner, None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self.advance()
+        return next(self._inner)
 
 
 def _open_at(
@@ -328,6 +353,8 @@ def _open_at(
             loader.__dict__[name] = original
             # An iterator with persistent workers keeps the sampler for its later epochs.
             sampler.skip, sampler.before_first = 0, None
+        if skip and sampler.iterator is not None:
+            sampler.iterator.advance()
         return iterator
     iterator = iter(loader)
     for taken in range(skip):

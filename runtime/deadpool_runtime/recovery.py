@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ from deadpool_runtime.encoding import decode
 from deadpool_runtime.errors import CorruptState, Misuse, UnsupportedState
 from deadpool_runtime.groups import engines
 from deadpool_runtime.state import TrainingState
-from deadpool_runtime.transfer import Pair, receive_slot, send_slot
+from deadpool_runtime.transfer import open_receiver, open_sender, receive_slot, send_slot
 
 #: How long an exception in here may stay unexplained by a newer epoch.
 EXPLAIN_TIMEOUT_S = 60.0
@@ -62,6 +64,7 @@ class Recovery:
 
     def run(self) -> Recovered:
         """Recover into the newest epoch, however often a newer one is declared meanwhile."""
+        self._control.connecting()
         while True:
             epoch = self._control.newest
             try:
@@ -98,22 +101,19 @@ class Recovery:
         for receiver, sender in sorted(plan.sources.items()):
             if me not in (receiver, sender):
                 continue
-            pair = Pair(self._context.registry, store, plan.epoch, receiver, me)
+            key = f"deadpool/{plan.epoch}/state/{receiver}"
+            void = partial(self._control.disturbed, plan.epoch)
             if me == sender:
-                on_cpu = {
-                    key
-                    for key, tensor in self._state.tensors.optimizer_state()
-                    if tensor.device.type == "cpu"
-                }
-                send_slot(pair, self._state.slot_of(plan.step), on_cpu)
-            else:
-                slot = self._state.slot_for(plan.step)
-                step = receive_slot(pair, slot)
-                if step != plan.step:
-                    raise CorruptState(
-                        f"Rank {sender} sent the state of step {step}, not of step {plan.step}."
-                    )
-                self._state.seal(step, plan.own)
+                with closing(open_sender(store, plan.store, key, void)) as stream:
+                    send_slot(stream, self._state.slot_of(plan.step), self._state.on_cpu())
+                continue
+            with closing(open_receiver(store, key, void)) as stream:
+                step = receive_slot(stream, self._state.slot_for(plan.step))
+            if step != plan.step:
+                raise CorruptState(
+                    f"Rank {sender} sent the state of step {step}, not of step {plan.step}."
+                )
+            self._state.seal(step, plan.own)
 
 
 def clear_frames(error: BaseException) -> None:

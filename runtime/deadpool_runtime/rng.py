@@ -51,9 +51,7 @@ def restore(state: RngState) -> None:
         import numpy
 
         name, keys, position, has_gauss, cached = state["numpy"]
-        numpy.random.set_state(
-            (name, keys.numpy().view(numpy.uint32), position, has_gauss, cached)
-        )
+        numpy.random.set_state((name, keys.numpy().view(numpy.uint32), position, has_gauss, cached))
 
 
 def _as_tensor(words: Any) -> torch.Tensor:

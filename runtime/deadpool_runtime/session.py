@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +23,7 @@ from deadpool_runtime.context import RankContext, current_context
 from deadpool_runtime.control import Verdict
 from deadpool_runtime.data import Batches, Fetched
 from deadpool_runtime.encoding import check_round_trip, detached_copy, digest_of, encode
-from deadpool_runtime.errors import CorruptState, Misuse, UnsupportedState
+from deadpool_runtime.errors import CorruptState, Interrupted, Misuse, UnsupportedState
 from deadpool_runtime.groups import engines
 from deadpool_runtime.groups.errors import UnsupportedLayout
 from deadpool_runtime.guard import StepGuard
@@ -97,7 +98,8 @@ class GuardedStep(Step):
         traceback: TracebackType | None,
     ) -> bool:
         if error is None:
-            return self._job._leave(self)
+            self._job._leave(self)
+            return False
         return self._job._leave_by(self, error)
 
 
@@ -131,6 +133,9 @@ class ProtectedJob(Job):
         self._context = context
         self._control = context.control
         self._link = context.link
+        self._on_device = any(
+            parameter.device.type != "cpu" for model in models for parameter in model.parameters()
+        )
         self._scales = any(isinstance(item, torch.amp.GradScaler) for item in extras.values())
         self._training = TrainingState(models, optimizers, schedulers, extras)
         self._recovery = Recovery(context, self._training, models, optimizers)
@@ -172,6 +177,9 @@ class ProtectedJob(Job):
                     if self._control.wait_end(self._epoch):
                         break
                     self._recover()
+                    continue
+                if self._control.disturbed(self._epoch):
+                    self._recover_when_published()
                     continue
                 step = GuardedStep(self._completed + 1, self)
                 try:
@@ -271,28 +279,28 @@ class ProtectedJob(Job):
         self._guard.begin(step.number, self._epoch)
         self._started = time.monotonic()
 
-    def _leave(self, step: GuardedStep) -> bool:
+    def _leave(self, step: GuardedStep) -> None:
         """The body ended without an exception."""
-        if not self._control.disturbed(self._epoch):
+        # With Gloo that means every collective in it was whole, and the state is good even if a
+        # peer was lost by now. An aborted NCCL collective raises nothing and leaves garbage, so
+        # on a device the state counts only if nothing was aborted until it was copied.
+        disturbed = self._control.disturbed
+        if not disturbed(self._epoch):
             self._require_optimizer_step(step)
-            try:
+            with suppress(Interrupted):
                 self._guard.check()
-            except RuntimeError:
-                if not self._control.disturbed(self._epoch):
-                    raise
         self._guard.end()
-        if self._control.disturbed(self._epoch):
-            self._await_newer()
-            self._recover()
-            return False
         started = time.monotonic()
-        self._training.copy(step.number)
+        if not (self._on_device and disturbed(self._epoch)):
+            self._training.copy(step.number)
+        if self._on_device and disturbed(self._epoch):
+            self._recover_when_published()
+            return
         self._completed = step.number
         ended = time.monotonic()
         self._guard.blocked_s += ended - started
         self._duration_s = ended - self._started
         step.completed = True
-        return False
 
     def _leave_by(self, step: GuardedStep, error: BaseException) -> bool:
         """An exception left the body. True if a lost peer explains it and all is well again."""
@@ -300,21 +308,21 @@ class ProtectedJob(Job):
         # Ctrl-C, sys.exit and misuse of this API need nobody's word.
         if not isinstance(error, Exception) or isinstance(error, Misuse | UnsupportedState):
             return False
-        if self._control.disturbed(self._epoch):
-            self._await_newer()
-        else:
+        if not self._control.disturbed(self._epoch):
             text = f"{type(error).__name__}: {error}"
             self._link.send(protocol.StepRaised(self._epoch, step.number, text))
             verdict = self._control.wait_verdict(step.number, self._epoch, VERDICT_TIMEOUT_S)
             if verdict is not Verdict.REVOKED:
                 return False
         clear_frames(error)
-        self._recover()
+        self._recover_when_published()
         return True
 
-    def _await_newer(self) -> None:
+    def _recover_when_published(self) -> None:
+        """Recover from an epoch that is being revoked, once its successor is published."""
         if not self._control.wait_newer(self._epoch, REVOKE_TIMEOUT_S):
             raise RuntimeError("The groups were being aborted, but that did not come to an end.")
+        self._recover()
 
     def _recover(self) -> None:
         recovered = self._recovery.run()

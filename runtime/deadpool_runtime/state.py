@@ -138,6 +138,10 @@ class TrainingState:
             if slot.step != step:
                 slot.step = None
 
+    def on_cpu(self) -> set[str]:
+        """Keys of the optimizer state that lies on the CPU, such as step counts."""
+        return {k for k, t in self.tensors.optimizer_state() if t.device.type == "cpu"}
+
     def _hyper(self) -> list[list[dict[str, Any]]]:
         return [
             [
@@ -190,17 +194,10 @@ class TrainingState:
             # A slot that came from a peer holds the peer's buffers.
             if key in slot.tensors:
                 slot.tensors[key].copy_(value)
+        self._require_same(slot, optimizer=False)
         self.tensors.forget_optimizer_state(set(slot.tensors) | set(slot.meta["plain"]))
         self._create_optimizer_state(slot)
-        live = self.tensors.everything()
-        strange = sorted(set(live) ^ set(slot.tensors))
-        if not strange:
-            strange = [key for key in live if live[key].shape != slot.tensors[key].shape]
-        if strange:
-            raise Misuse(
-                f"The model or optimizer of this process differs from the one that was saved, "
-                f"first at {strange[0]} ({PARTS[strange[0].split('/')[0]]})."
-            )
+        live = self._require_same(slot, optimizer=True)
         if live:
             pairs = [(live[key], value) for key, value in slot.tensors.items()]
             torch._foreach_copy_(
@@ -216,6 +213,19 @@ class TrainingState:
             for key, tensor in self.tensors.buffers()
             if key not in self._own_buffers
         }
+
+    def _require_same(self, slot: Slot, *, optimizer: bool) -> dict[str, torch.Tensor]:
+        """The live tensors, which must be those of ``slot`` in name and shape."""
+        live = self.tensors.everything()
+        names = {key for key in live.keys() | slot.tensors.keys() if optimizer or key[0] != "o"}
+        for key in sorted(names):
+            here, there = live.get(key), slot.tensors.get(key)
+            if here is None or there is None or here.shape != there.shape:
+                raise Misuse(
+                    f"The model or optimizer of this process differs from the one that was saved, "
+                    f"first at {key} ({PARTS[key.split('/')[0]]})."
+                )
+        return live
 
     def _create_optimizer_state(self, slot: Slot) -> None:
         """Make the entries a new process's optimizer does not have yet, in the donor's order."""

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from deadpool_runtime import protocol, zygote
+from deadpool_runtime import parking, protocol
 
 #: A rank's exception is its own when no loss is seen for so long (seconds).
 RAISE_AFTER_S = 1.0
@@ -41,7 +41,7 @@ class ParkedProcess:
 
     def __init__(self) -> None:
         # Ranks are forked twice and become children of this process, as they are of an agent.
-        zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 1)
+        parking.prctl(parking.PR_SET_CHILD_SUBREAPER, 1)
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         roots = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, roots)))
@@ -53,13 +53,13 @@ class ParkedProcess:
         )
         theirs.close()
         self._sock.settimeout(120)
-        msgspec.msgpack.decode(self._sock.recv(4096), type=zygote.Warm)
+        msgspec.msgpack.decode(self._sock.recv(4096), type=parking.Warm)
 
-    def fork(self, request: zygote.ForkRequest, channel: socket.socket) -> int:
+    def fork(self, request: parking.ForkRequest, channel: socket.socket) -> int:
         """Start a rank on its end of a socket pair; returns its process id."""
         data = msgspec.msgpack.encode(request)
         socket.send_fds(self._sock, [data], [channel.fileno()])
-        return msgspec.msgpack.decode(self._sock.recv(4096), type=zygote.Forked).pid
+        return msgspec.msgpack.decode(self._sock.recv(4096), type=parking.Forked).pid
 
     def close(self) -> None:
         """End the process."""
@@ -116,7 +116,8 @@ class FakeLauncher:
     """Runs a script as a job of ``world_size`` ranks and replaces those that die.
 
     ``on_message(launcher, rank, message)`` sees every message before it is acted on, which is
-    where a test kills. ``confirm``: answer ``StepDone`` with ``Confirmed``.
+    where a test kills. ``confirm``: answer ``StepDone`` with ``Confirmed``. ``allow_failure``: a
+    script that fails ends the job, and all its ranks, instead of raising ``JobFailed``.
     """
 
     def __init__(
@@ -131,20 +132,25 @@ class FakeLauncher:
         on_message: Callable[[FakeLauncher, int, Any], None] | None = None,
         fault_steps: dict[int, int] | None = None,
         confirm: bool = True,
+        allow_failure: bool = False,
+        deadline_s: float = 90.0,
     ) -> None:
         self._parked_process = parked
         self._script = script
         self._args = args
         self._world_size = world_size
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self._env = env or {}
         self._on_message = on_message
         self._fault_steps = fault_steps or {}
         self._confirm = confirm
+        self._allow_failure = allow_failure
+        self._deadline_s = deadline_s
         self._codec = protocol.Codec(protocol.FromRank)
         self._ranks: dict[int, FakeRank] = {}
         self._own: dict[int, dict[int, bytes]] = {rank: {} for rank in range(world_size)}
         self._digests: dict[int, str] = {}
+        self._frozen: list[int] = []
         self._raised: dict[int, tuple[float, int]] = {}
         self._epoch = 1
         self._begun = False
@@ -157,21 +163,32 @@ class FakeLauncher:
         """SIGKILL the rank's present process."""
         os.kill(self._ranks[rank].pid, signal.SIGKILL)
 
+    def freeze(self, rank: int) -> None:
+        """Stop the rank's process and give it up for lost; its connections stay open."""
+        frozen = self._ranks[rank]
+        os.kill(frozen.pid, signal.SIGSTOP)
+        self._frozen.append(frozen.pid)
+        self._lose([frozen])
+
     @property
     def epoch(self) -> int:
         """The present epoch; 1 until the first loss."""
         return self._epoch
 
-    def run(self, deadline_s: float = 90.0) -> Outcome:
+    def run(self) -> Outcome:
         """Run the job to its end. Raises ``JobFailed``; no process is left either way."""
-        deadline = time.monotonic() + deadline_s
+        deadline = time.monotonic() + self._deadline_s
         try:
             for rank in range(self._world_size):
                 self._start(rank)
             while not all(rank.ended for rank in self._ranks.values()):
                 if time.monotonic() > deadline:
-                    raise JobFailed(f"not done after {deadline_s} s\n{self._story()}")
+                    raise JobFailed(f"not done after {self._deadline_s} s\n{self._story()}")
                 self._turn()
+                if self.outcome.failed:
+                    if self._allow_failure:
+                        break
+                    raise JobFailed(f"a script failed\n{self._story()}")
             return self.outcome
         finally:
             self._clean_up()
@@ -180,12 +197,12 @@ class FakeLauncher:
 
     def _start(self, rank: int) -> None:
         ours, theirs = socket.socketpair()
-        request = zygote.ForkRequest(
+        request = parking.ForkRequest(
             rank=rank,
             local_rank=rank,
             born=self._epoch,
             host="127.0.0.1",
-            run_dir=str(self._run_dir),
+            run_dir=str(self.run_dir),
             log_path=str(self._log_path(rank)),
             script=self._script,
             script_args=self._args,
@@ -204,15 +221,14 @@ class FakeLauncher:
         self.outcome.pids.setdefault(rank, []).append(pid)
 
     def _log_path(self, rank: int) -> Path:
-        return self._run_dir / f"rank{rank}.log"
+        return self.run_dir / f"rank{rank}.log"
 
     def _clean_up(self) -> None:
+        for pid in [*self._frozen, *(rank.pid for rank in self._ranks.values() if rank.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         for rank in self._ranks.values():
-            if rank.pid:
-                with suppress(ProcessLookupError):
-                    os.kill(rank.pid, signal.SIGKILL)
-                os.waitpid(rank.pid, 0)
-                rank.pid = 0
             rank.sock.close()
 
     def _story(self) -> str:
@@ -270,7 +286,10 @@ class FakeLauncher:
             case protocol.RankUp(store_port=port):
                 rank.store_port = port
                 if self._begun:
-                    self._tell(rank.rank, protocol.Begin(self._epoch, self._store, True, 0))
+                    # A replacement builds its program without peers, so it needs no one else's
+                    # store for that, and must not wait for one whose host dies meanwhile.
+                    own = self._address_of(rank.rank)
+                    self._tell(rank.rank, protocol.Begin(self._epoch, own, True, 0))
                 elif all(each.store_port for each in self._ranks.values()):
                     self._begun = True
                     self._store = self._address_of(0)

@@ -1,29 +1,38 @@
 """Sending the replicated part of a state from a rank that has it to one that has not.
 
-Both ranks make a group of two under the plan's store. The manifest goes first (names, types,
-shapes), then the plain values and all tensors as one stream of bytes cut into chunks, then the
-hash, which the receiver compares with its own. Nothing in it can run code in the receiver.
+The sender listens on a port of its own and leaves address and token in the plan's store; the
+receiver connects and shows the token. The manifest goes first (names, types, shapes), then the
+plain values and all tensors as one stream of bytes, then the hash, which the receiver compares
+with its own. Nothing in it can run code in the receiver.
+
+A socket and not a process group of two: torch cannot be interrupted while it waits for a peer that
+has announced itself and died, and here both ends look for a newer epoch ten times a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hmac
+import secrets
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 
 from deadpool_runtime.encoding import Digest, decode, encode, tensor_bytes
-from deadpool_runtime.errors import CorruptState
-from deadpool_runtime.groups.registry import GroupRegistry
+from deadpool_runtime.errors import CorruptState, Interrupted
+from deadpool_runtime.protocol import Address
 from deadpool_runtime.state import Slot
 
-CHUNK_NBYTES = 32 << 20
-#: For connecting, and for each chunk.
-TIMEOUT = timedelta(seconds=60)
-_SENDER, _RECEIVER = 0, 1
+CHUNK_NBYTES = 4 << 20
+#: Longest time without a single byte from the peer, seconds.
+SILENCE_S = 60.0
+_POLL_S = 0.1
+_TOKEN_NBYTES = 32
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -43,43 +52,103 @@ class Manifest(msgspec.Struct, frozen=True):
     entries: list[Entry]
 
 
-class Pair:
-    """A connection between the sender and the receiver of one state."""
+class Stream:
+    """One connected socket that carries bytes of known length, or of announced length.
 
-    def __init__(
-        self, registry: GroupRegistry, store: dist.Store, epoch: int, receiver: int, me: int
-    ) -> None:
-        prefixed = dist.PrefixStore(f"deadpool/{epoch}/state/{receiver}", store)
-        place = _RECEIVER if me == receiver else _SENDER
-        # Watched, so that a Revoke can break it: the other end may be stopped, not dead.
-        self._group: Any = registry.watch_store(
-            lambda: dist.ProcessGroupGloo(prefixed, place, 2, TIMEOUT)
-        )
+    ``void``: asked ten times a second while waiting; when it is true the wait ends in
+    ``Interrupted``.
+    """
 
-    def send(self, data: torch.Tensor) -> None:
-        """Send a flat uint8 tensor; the receiver must know its length."""
-        if data.numel():
-            self._group.send([data], _RECEIVER, 0).wait()
+    def __init__(self, sock: socket.socket, void: Callable[[], bool]) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._void = void
 
-    def receive(self, nbytes: int) -> torch.Tensor:
-        """Receive a flat uint8 tensor of that length."""
-        data = torch.empty(nbytes, dtype=torch.uint8)
-        if nbytes:
-            self._group.recv([data], _SENDER, 0).wait()
-        return data
+    def close(self) -> None:
+        """Close the connection."""
+        self._sock.close()
+
+    def send(self, data: memoryview) -> None:
+        """Send all of ``data``."""
+        while data:
+            _await(self._sock, self._void, writing=True)
+            data = data[self._sock.send(data) :]
+
+    def receive_into(self, room: memoryview) -> None:
+        """Receive as many bytes as ``room`` has."""
+        while room:
+            _await(self._sock, self._void)
+            nbytes = self._sock.recv_into(room)
+            if nbytes == 0:
+                raise ConnectionError("The peer of a state transfer closed the connection.")
+            room = room[nbytes:]
+
+    def receive(self, nbytes: int) -> bytes:
+        """Receive ``nbytes`` bytes."""
+        data = bytearray(nbytes)
+        self.receive_into(memoryview(data))
+        return bytes(data)
 
     def send_sized(self, data: bytes) -> None:
-        """Send bytes and their length."""
-        self.send(torch.tensor([len(data)], dtype=torch.int64).view(torch.uint8))
-        self.send(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        """Send the length of ``data``, then ``data``."""
+        self.send(memoryview(len(data).to_bytes(8, "big") + data))
 
     def receive_sized(self) -> bytes:
-        """Receive bytes whose length is not known."""
-        nbytes = int(self.receive(8).view(torch.int64))
-        return self.receive(nbytes).numpy().tobytes()
+        """Receive what ``send_sized`` sent."""
+        return self.receive(int.from_bytes(self.receive(8), "big"))
 
 
-def send_slot(pair: Pair, slot: Slot, on_cpu: set[str]) -> None:
+def open_sender(
+    store: dist.Store, store_address: Address, key: str, void: Callable[[], bool]
+) -> Stream:
+    """Wait for the receiver to connect to this rank; ``key`` names the transfer."""
+    token = secrets.token_bytes(_TOKEN_NBYTES)
+    family, host = _own_host(store_address)
+    with socket.create_server((host, 0), family=family) as server:
+        store.set(key, token + f"{host} {server.getsockname()[1]}".encode())
+        while True:
+            _await(server, void)
+            stream = Stream(server.accept()[0], void)
+            if hmac.compare_digest(stream.receive(_TOKEN_NBYTES), token):
+                return stream
+            stream.close()
+
+
+def open_receiver(store: dist.Store, key: str, void: Callable[[], bool]) -> Stream:
+    """Connect to the rank that waits in ``open_sender`` under the same ``key``."""
+    store.wait([key], timedelta(seconds=SILENCE_S))
+    published = store.get(key)
+    host, port = published[_TOKEN_NBYTES:].decode().split()
+    stream = Stream(socket.create_connection((host, int(port)), timeout=SILENCE_S), void)
+    stream.send(memoryview(published[:_TOKEN_NBYTES]))
+    return stream
+
+
+def _own_host(towards: Address) -> tuple[socket.AddressFamily, str]:
+    """The address of this node as seen from another: every rank can reach the store's host, so
+    the interface used towards that host is one the ranks can reach."""
+    family, kind, _, _, address = socket.getaddrinfo(
+        towards.host, towards.port, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing: it only chooses a route
+        return family, str(probe.getsockname()[0])
+
+
+def _await(sock: socket.socket, void: Callable[[], bool], *, writing: bool = False) -> None:
+    deadline = time.monotonic() + SILENCE_S
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT if writing else select.POLLIN)
+    while True:
+        if void():
+            raise Interrupted("A peer was lost during a state transfer.")
+        if poll.poll(_POLL_S * 1000):
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"The peer of a state transfer was silent for {SILENCE_S:g} s.")
+
+
+def send_slot(stream: Stream, slot: Slot, on_cpu: set[str]) -> None:
     """Send the replicated part of ``slot``."""
     assert slot.step is not None
     meta = encode(slot.meta, "the optimizer's state")
@@ -87,39 +156,28 @@ def send_slot(pair: Pair, slot: Slot, on_cpu: set[str]) -> None:
         Entry(key, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), key in on_cpu)
         for key, tensor in slot.tensors.items()
     ]
-    pair.send_sized(msgspec.msgpack.encode(Manifest(slot.step, len(meta), entries)))
+    stream.send_sized(msgspec.msgpack.encode(Manifest(slot.step, len(meta), entries)))
     for chunk in _chunks(meta, slot):
-        pair.send(chunk)
-    pair.send_sized(_digest(meta, slot).encode())
+        stream.send(memoryview(chunk.numpy()))
+    stream.send_sized(_digest(meta, slot).encode())
 
 
-def receive_slot(pair: Pair, slot: Slot) -> int:
+def receive_slot(stream: Stream, slot: Slot) -> int:
     """Fill ``slot`` with what the peer sends; returns the step, which the caller must check.
 
     Raises ``CorruptState`` when the hash does not fit; the slot is then not to be used.
     """
-    manifest = msgspec.msgpack.decode(pair.receive_sized(), type=Manifest)
+    manifest = msgspec.msgpack.decode(stream.receive_sized(), type=Manifest)
     slot.tensors = {
         entry.key: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
         for entry in manifest.entries
     }
     meta = torch.empty(manifest.meta_nbytes, dtype=torch.uint8)
     targets = [meta, *(tensor.view(-1).view(torch.uint8) for tensor in slot.tensors.values())]
-    left = sum(target.numel() for target in targets)
-    chunk = torch.empty(0, dtype=torch.uint8)
-    at = 0
     for target in targets:
-        filled = 0
-        while filled < target.numel():
-            if at == chunk.numel():
-                chunk, at = pair.receive(min(left, CHUNK_NBYTES)), 0
-                left -= chunk.numel()
-            size = min(target.numel() - filled, chunk.numel() - at)
-            target[filled : filled + size].copy_(chunk[at : at + size])
-            filled += size
-            at += size
+        stream.receive_into(memoryview(target.numpy()))
     encoded = meta.numpy().tobytes()
-    if pair.receive_sized().decode() != _digest(encoded, slot):
+    if stream.receive_sized().decode() != _digest(encoded, slot):
         raise CorruptState(f"The state of step {manifest.step} arrived with a different hash.")
     slot.meta = decode(encoded)
     slot.meta["on_cpu"] = {entry.key for entry in manifest.entries if entry.on_cpu}

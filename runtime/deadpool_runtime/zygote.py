@@ -7,13 +7,10 @@ and starts no thread, which is what makes forking it safe.
 
 A rank is forked twice, so that it becomes the child of the agent (a child subreaper): the agent
 then sees its exit status first-hand, and the rank dies with the agent (PR_SET_PDEATHSIG).
-
-Nothing here imports torch at module level: the agent imports this module for the messages.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -24,67 +21,19 @@ from typing import NoReturn
 
 import msgspec
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
-#: Largest request; a request is one packet on a SOCK_SEQPACKET pair.
-MAX_REQUEST_NBYTES = 128 << 10
-
-
-class ForkRequest(msgspec.Struct, frozen=True, tag=True):
-    """Agent to parked process, with the rank's end of its socket pair attached."""
-
-    rank: int
-    local_rank: int
-    born: int
-    host: str
-    run_dir: str
-    log_path: str
-    script: str
-    script_args: list[str]
-    world_size: int
-    nproc_per_node: int
-    node_index: int
-    job_id: str
-    env: dict[str, str]
-    record_final_state: bool
-    fault_step: int | None
-    agent_pid: int
-
-
-class Warm(msgspec.Struct, frozen=True, tag=True):
-    """Parked process to agent: torch is imported; it took ``warm_s`` seconds."""
-
-    warm_s: float
-
-
-class Forked(msgspec.Struct, frozen=True, tag=True):
-    """Parked process to agent: the rank's process exists."""
-
-    rank: int
-    born: int
-    pid: int
-
-
-def prctl(option: int, value: int) -> None:
-    """prctl(2) with one argument; raises ``OSError``."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
-        errno = ctypes.get_errno()
-        raise OSError(errno, f"prctl({option}): {os.strerror(errno)}")
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """SIGKILL this process when ``parent_pid``, its parent, ends; at once if that has happened
-    already.
-    """
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)
+from deadpool_runtime.parking import (
+    MAX_REQUEST_NBYTES,
+    Forked,
+    ForkRequest,
+    Warm,
+    die_with_parent,
+)
 
 
 def _import_everything() -> None:
     """Import what nearly every training script imports, so that no rank has to."""
-    import numpy  # noqa: F401
+    users_cache = "TORCHINDUCTOR_CACHE_DIR" in os.environ
+    import numpy.random  # noqa: F401
     import torch
     import torch.distributed
     import torch.distributed.optim
@@ -95,8 +44,25 @@ def _import_everything() -> None:
     import deadpool_runtime.bootstrap
     import deadpool_runtime.session
 
+    # The first optimizer made in a process imports torch's compiler, most of a second of it.
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    if not users_cache:
+        _remove_empty_compiler_cache()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     deadpool_runtime.bootstrap.prepare()
+
+
+def _remove_empty_compiler_cache() -> None:
+    """Importing torch's compiler makes its cache folder under /tmp; leave none behind unless used.
+
+    A compilation makes the folder again.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    try:
+        os.rmdir(default_cache_dir())
+    except OSError:  # missing, or in use
+        return
 
 
 def _reset_random() -> None:

@@ -28,7 +28,7 @@ class SlurmError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SubmitText:
-    """How a job was submitted; a part that Slurm does not keep or show is ``None``."""
+    """How a job was submitted; what Slurm does not keep or show is ``None``."""
 
     batch_script: str | None
     submit_line: str | None
@@ -79,8 +79,8 @@ class CommandLineClient:
     def job(self, job_id: str) -> parse.JobFacts:
         """The job as it is now."""
         facts = parse.parse_job(self._run("scontrol", "-o", "show", "job", job_id))
-        if facts is None:
-            raise SlurmError(f"scontrol shows no job {job_id}")
+        if facts is None or not facts.nodes:
+            raise SlurmError(f"scontrol shows no job {job_id} with nodes")
         return facts
 
     def nodes(self, names: Sequence[str]) -> dict[str, parse.NodeFacts]:

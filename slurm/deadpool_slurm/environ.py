@@ -17,8 +17,8 @@ from dataclasses import dataclass
 KEPT_FOR_SRUN = frozenset(
     {"SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_NETWORK", "SLURM_JOB_END_TIME"}
 )
-#: Variables without the ``SLURM_`` prefix that act as options of ``srun``.
-_SRUN_INPUTS = ("SRUN_", "SBATCH_", "SALLOC_")
+#: Prefixes of further variables that a step must not inherit.
+_SRUN_INPUTS = ("SRUN_", "SBATCH_", "SALLOC_", "SLURMD_")
 #: Step ids from here on are Slurm's own (batch script, extern, interactive), not those of an
 #: ``srun``.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -26,9 +26,7 @@ _CPUS_ON_NODES = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def for_srun(environ: Mapping[str, str], job_id: str | None = None) -> dict[str, str]:
-    """The environment for a nested ``srun``: everything but the variables that would act as its
-    options.
-    """
+    """The environment for a nested ``srun``: without the variables that act as its options."""
     clean = {
         name: value
         for name, value in environ.items()
@@ -56,8 +54,8 @@ class JobEnviron:
     end_time: float | None
     #: The process belongs to a step that a user's ``srun`` made, not to the batch script.
     in_srun_step: bool
-    #: ``SBATCH_NO_KILL`` (or ``SALLOC_NO_KILL``) is set: the job was submitted with ``--no-kill``
-    #: if the variable was set at that time.
+    #: ``SBATCH_NO_KILL=set`` (or ``SALLOC_NO_KILL=set``; Slurm takes no other value for yes): the
+    #: job was submitted with ``--no-kill`` if the variable was set at that time.
     no_kill_variable: bool
 
 
@@ -75,8 +73,7 @@ def read_job(environ: Mapping[str, str]) -> JobEnviron | None:
         end_time=_number(environ.get("SLURM_JOB_END_TIME")),
         in_srun_step=_in_srun_step(environ),
         no_kill_variable=any(
-            environ.get(name, "no").lower() not in ("no", "off", "false", "0")
-            for name in ("SBATCH_NO_KILL", "SALLOC_NO_KILL")
+            environ.get(name, "").lower() == "set" for name in ("SBATCH_NO_KILL", "SALLOC_NO_KILL")
         ),
     )
 

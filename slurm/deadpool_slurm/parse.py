@@ -60,8 +60,7 @@ _MARKS = {
     "^": "REBOOT_ISSUED",
     "-": "PLANNED",
 }
-#: Keys of ``scontrol -o``: a word, or a word with a qualifier (``Ntasks/Node``, ``Power=``,
-#: ``Socks/Node``).
+#: Keys of ``scontrol -o``: ``JobId``, ``CPUs/Task``, ``AllocNode:Sid``.
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_/:]*)=")
 _OUTER_COMMA = re.compile(r",(?![^\[]*\])")
 #: ``--no-kill`` and the abbreviations that getopt takes for it.
@@ -155,7 +154,7 @@ def records(text: str) -> list[dict[str, str]]:
         keys = list(_KEY.finditer(line))
         ends = [key.start() for key in keys[1:]] + [len(line)]
         record: dict[str, str] = {}
-        for key, end in zip(keys, ends, strict=True):
+        for key, end in zip(keys, ends, strict=False):
             record.setdefault(key[1], line[key.end() : end].strip())
         if record:
             found.append(record)
@@ -163,13 +162,11 @@ def records(text: str) -> list[dict[str, str]]:
 
 
 def health_of(state: str) -> Health:
-    """The meaning of a state in any of Slurm's spellings: ``IDLE``, ``down*``,
-    ``ALLOCATED+DRAIN+NOT_RESPONDING``.
-    """
+    """The meaning of a state in any spelling: ``IDLE``, ``down*``, ``MIXED+NOT_RESPONDING``."""
     flags = state_flags(state)
-    if not flags or flags & _DEAD:
+    if flags & _DEAD:
         return Health.DEAD
-    if flags & _SUSPECT:
+    if not flags or flags & _SUSPECT:
         return Health.SUSPECT
     if flags & _CORDONED:
         return Health.CORDONED
@@ -221,9 +218,7 @@ def parse_job(text: str) -> JobFacts | None:
 
 
 def parse_sinfo(text: str) -> dict[str, Health]:
-    """Output of ``sinfo -h -N -o '%N|%T|%E'``; of a node in several partitions the worst line
-    counts.
-    """
+    """Output of ``sinfo -h -N -o '%N|%T|%E'``; of a node's several lines the worst counts."""
     order = list(Health)
     found: dict[str, Health] = {}
     for line in text.splitlines():
@@ -268,27 +263,18 @@ def submit_line_options(submit_line: str) -> list[str]:
         if not word.startswith("-") and not expects_value:
             break
         options.append(word)
-        expects_value = (
-            word.startswith("-")
-            and "=" not in word
-            and (
-                word not in _FLAGS
-                if word.startswith("--")
-                else len(word) == 2 and word not in _FLAGS
-            )
-        )
+        takes_next = (word.startswith("--") and "=" not in word) or len(word) == 2
+        expects_value = word.startswith("-") and takes_next and word not in _FLAGS
     return options
 
 
 def asks_no_kill(words: Iterable[str]) -> bool:
-    """Whether these options of ``sbatch`` keep the job alive when a node fails; the last one
-    counts.
-    """
+    """Whether these options keep the job alive when a node fails; the last one counts."""
     asked = False
     for word in words:
         name, _, value = word.partition("=")
         if _NO_KILL.fullmatch(name) or re.fullmatch(r"-[HhIOQsvW]*k.*", word):
-            asked = value != "off" and word != "-koff"
+            asked = value not in ("off", "no") and not word.endswith(("koff", "kno"))
     return asked
 
 

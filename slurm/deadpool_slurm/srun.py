@@ -1,4 +1,4 @@
-"""Command lines for ``srun`` and ``scancel``. Pure: values in, argument lists out.
+"""Command lines for ``srun``, ``scancel`` and ``scontrol``. Pure: values in, argument lists out.
 
 Every step names its nodes, shares them with all other steps (``--overlap``), survives the death of
 a node (``--no-kill``), is not ended by one task's exit (``--kill-on-bad-exit=0``, ``--wait=0``,
@@ -52,9 +52,7 @@ def all_nodes_step(
     network: str | None = None,
     immediate_s: int = IMMEDIATE_S,
 ) -> list[str]:
-    """One task on each of ``node_count`` nodes; the tasks' lines come out on ``srun``'s own
-    standard output.
-    """
+    """One task on each node; what the tasks print comes out on ``srun``'s standard output."""
     return [
         "srun",
         f"--jobid={job_id}",
@@ -72,6 +70,11 @@ def all_nodes_step(
 def cancel_step(step_id: str, signal: str | None = None) -> list[str]:
     """End the step ``JOB.STEP``, or send it a signal."""
     return ["scancel", *([f"--signal={signal}"] if signal else []), step_id]
+
+
+def keep_nodes(job_id: str, nodelist: str) -> list[str]:
+    """Give every other node of the job back to Slurm; the job never gets them again."""
+    return ["scontrol", "update", f"JobId={job_id}", f"NodeList={nodelist}"]
 
 
 def _surviving(immediate_s: int) -> list[str]:

@@ -18,9 +18,7 @@ _VERSION = re.compile(r"\b(\d\d)\.(\d\d)(?:\.(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about this Slurm that the user should know. ``refuse``: the job could not be kept
-    alive.
-    """
+    """Something to know about this Slurm; ``refuse``: it could not keep the job alive."""
 
     severity: Literal["refuse", "warn", "note"]
     text: str
@@ -59,9 +57,7 @@ _DEFECTS = (
 
 
 def parse_version(text: str) -> Version | None:
-    """The version in text such as ``slurm-wlm 22.05.8`` or ``23.11.0-0rc1``; ``None`` if there is
-    none.
-    """
+    """The version in text such as ``slurm-wlm 22.05.8`` or ``23.11.0-0rc1``, if there is one."""
     match = _VERSION.search(text)
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
 
@@ -72,9 +68,7 @@ def show(version: Version) -> str:
 
 
 def findings(version: Version | None, config: Mapping[str, str]) -> list[Finding]:
-    """What this version and configuration (``scontrol show config``) mean for a job that must
-    outlive a node.
-    """
+    """What a version and ``scontrol show config`` mean for a job that must outlive a node."""
     found: list[Finding] = []
     if version is None:
         found.append(Finding("warn", "Slurm does not say which version it is"))

@@ -16,6 +16,7 @@ Below Slurm the work is done in :mod:`mini_cluster_nodes`; Slurm's output is rea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -265,15 +266,24 @@ class MiniCluster:
         """Tell Slurm that a drained or down node is fit for work again."""
         self._scontrol("update", f"NodeName={node}", "State=RESUME")
 
-    def set_slurmd_timeout(self, timeout_s: int) -> None:
-        """Change, in the running cluster, how long a node may be silent before it is DOWN."""
-        if self._conf["slurmd_timeout_s"] != timeout_s:
-            self._conf["slurmd_timeout_s"] = timeout_s
+    def set_slurmd_timeout(self, timeout_s: int, *, message_timeout_s: int = 10) -> None:
+        """Change, in the running cluster, how long a node may be silent before it is DOWN.
+
+        A round of questions to the nodes must end before the next begins, and a dead node holds it
+        up for `message_timeout_s` or more; so with the default a node is DOWN half a minute after
+        its death at the earliest, with 5 after about ten seconds.
+        """
+        wanted = {"slurmd_timeout_s": timeout_s, "message_timeout_s": message_timeout_s}
+        if not wanted.items() <= self._conf.items():
+            self._conf.update(wanted)
             self._write_slurm_conf()
             self._scontrol("reconfigure")
 
     def stop_controller(self, *, kill: bool = False) -> None:
-        """End slurmctld: in good order, or with SIGKILL."""
+        """End slurmctld: in good order, or with SIGKILL.
+
+        It writes its state a few seconds late: a SIGKILL loses jobs submitted just before.
+        """
         for process in self._controllers():
             os.kill(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
         wait_until(self._controllers, lambda p: not p, what="slurmctld ends", timeout_s=60)
@@ -371,7 +381,8 @@ class MiniCluster:
                 if process.job_id in queued or (not is_step and self._nodes.is_own_daemon(process)):
                     continue
                 text = f"{node}: process {process.pid} is still there: {process.cmdline}"
-                found.append((text, _killer(process.pid)))
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It just ended.
+                    found.append((text, _killer(process.pid)))
             for path in self._nodes.private_files(node):
                 seen_there = "/" + str(path).split("/root/", 1)[1]
                 found.append((f"{node}: file {seen_there} is still there", _remover(path)))
@@ -547,7 +558,8 @@ def _killer(pid: int) -> Callable[[], None]:
 
     def kill() -> None:
         if mark.is_alive():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     return kill
 
@@ -560,3 +572,9 @@ def _remover(path: Path) -> Callable[[], None]:
             path.unlink(missing_ok=True)
 
     return remove
+
+
+if __name__ == "__main__":
+    from mini_cluster_cli import main
+
+    main()

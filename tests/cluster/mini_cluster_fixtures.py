@@ -21,10 +21,9 @@ SLURMD_TIMEOUT_S = 300
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[MiniCluster]:
     """One running cluster for the whole session; most tests want `slurm` instead."""
-    try:
-        check_machine()
-    except CannotRunHere as reason:
-        pytest.fail(str(reason), pytrace=False)
+    reason = _why_it_cannot_run()
+    if reason:
+        pytest.fail(reason, pytrace=False)
     with MiniCluster(nodes=4, slurmd_timeout_s=SLURMD_TIMEOUT_S) as running:
         yield running
 
@@ -37,9 +36,25 @@ def slurm(cluster: MiniCluster) -> Iterator[MiniCluster]:
     cluster.sweep()
     yield cluster
     cluster.reset()
+    left = _what_stays(cluster)
+    if left:
+        cluster.sweep()
+        text = "\n".join(left)
+        pytest.fail(f"left on the nodes after all jobs had ended:\n{text}", pytrace=False)
+
+
+def _why_it_cannot_run() -> str:
+    try:
+        check_machine()
+    except CannotRunHere as reason:
+        return str(reason)
+    return ""
+
+
+def _what_stays(cluster: MiniCluster) -> list[str]:
+    """What is on the nodes once processes that are just ending have had time to do so."""
     try:
         wait_until(cluster.leftovers, lambda left: not left, what="nodes are clean", timeout_s=20)
     except TimeoutError:
-        left = "\n".join(cluster.leftovers())
-        cluster.sweep()
-        pytest.fail(f"left on the nodes after all jobs had ended:\n{left}", pytrace=False)
+        return cluster.leftovers()
+    return []

@@ -172,14 +172,17 @@ def _start_munged() -> None:
         time.sleep(0.02)
 
 
-def _boot(name: str, address: str, settings: str, visible: list[str]) -> None:
+def _boot(
+    name: str, address: str, hardware_address: str, settings: str, visible: list[str]
+) -> None:
     """Become the node `name`: everything between power-on and a running slurmd."""
     socket.sethostname(name)
     _make_own_file_system(settings, visible)
     if name == "head":
         _ip(
             "link set lo up",
-            "link add br0 type bridge",
+            # An address of its own: else it is that of a port, and changes when a node goes.
+            f"link add br0 address {hardware_address} type bridge",
             "link set br0 addrgenmode none",
             f"addr add {address}/24 dev br0",
             "link set br0 up",
@@ -200,7 +203,7 @@ def _boot(name: str, address: str, settings: str, visible: list[str]) -> None:
     print("up", flush=True)
 
 
-def node(name: str, address: str, settings: str, visible: list[str]) -> None:
+def node(name: str, address: str, hardware_address: str, settings: str, visible: list[str]) -> None:
     """Enter new namespaces and run the node's first process there; ends when that one ends."""
     _unshare(CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC)
     first = os.fork()
@@ -211,7 +214,7 @@ def node(name: str, address: str, settings: str, visible: list[str]) -> None:
         os.waitpid(first, 0)
         return
     os.setsid()
-    _boot(name, address, settings, visible)
+    _boot(name, address, hardware_address, settings, visible)
     os.dup2(null, 0)
     os.dup2(null, 1)
     _collect_orphans_for_ever()
@@ -221,7 +224,8 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "guardian":
         guardian(int(arguments[1]), arguments[2], arguments[3])
     else:
-        node(arguments[1], arguments[2], arguments[3], arguments[4:])
+        name, address, hardware_address, settings, *visible = arguments[1:]
+        node(name, address, hardware_address, settings, visible)
 
 
 if __name__ == "__main__":

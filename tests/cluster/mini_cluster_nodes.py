@@ -152,9 +152,8 @@ class Nodes:
         self._starters.clear()
 
     def _spawn(self, name: str) -> subprocess.Popen[bytes]:
-        node = inner_program(
-            "node", name, address_of(name), str(self._root / "etc"), *self._visible
-        )
+        addresses = (address_of(name), hardware_address_of(name))
+        node = inner_program("node", name, *addresses, str(self._root / "etc"), *self._visible)
         with open(self._root / "logs" / f"{name}.log", "ab") as log:
             return subprocess.Popen(
                 ["nsenter", "-p", "-t", str(self._outer.pid), "--", *node],

@@ -1,9 +1,10 @@
 """A cluster that exists only as a heap of events: nodes, agents and ranks that obey the controller.
 
-Deterministic for a seed. Ranks train in lockstep as a collective makes them do, hold three slots, unwind on ``Revoke``,
-rebuild only together, and restore only from a source that really holds the step; so a wrong decision of
-the controller shows as a job that hangs, as an assertion here, or as a wrong final state. Messages of one node keep
-their order in either direction; everything else may overtake.
+Deterministic for a seed. Ranks train in lockstep as a collective makes them do, hold three slots,
+unwind on ``Revoke``, rebuild only together, and restore only from a source that really holds the
+step; so a wrong decision of the controller shows as a job that hangs, as an assertion here, or as a
+wrong final state. Messages of one node keep their order in either direction; everything else may
+overtake.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from bench import Bench, step_done
 
@@ -145,7 +147,7 @@ class FakeCluster:
 
     def run(self) -> Finish:
         for fault in self.faults:
-            self.later(fault.at, lambda fault=fault: self.strike(fault))  # type: ignore[misc]
+            self.later(fault.at, partial(self.strike, fault))
         self.feed(JobStarted(self.now))
         while self.bench.finish is None:
             deadline = self.bench.state.next_deadline()
@@ -180,7 +182,7 @@ class FakeCluster:
             case Tell(ranks=ranks, body=body):
                 for rank in ranks:
                     node = self.bench.state.node_of(rank)
-                    self.in_order(node, "down", lambda r=rank, n=node: self.hear(n, r, body))  # type: ignore[misc]
+                    self.in_order(node, "down", partial(self.hear, node, rank, body))
             case _:
                 pass
 
@@ -205,7 +207,7 @@ class FakeCluster:
         for rank in ranks:
             process = self.processes[rank] = Process(rank, epoch, node)
             if node not in self.slow:
-                self.later(self.delay(), lambda p=process: self.say(p, protocol.RankUp(1, 9000)))  # type: ignore[misc]
+                self.later(self.delay(), partial(self.say, process, protocol.RankUp(1, 9000)))
 
     def kill(self, node: str, ranks: tuple[int, ...]) -> None:
         for rank in ranks:
@@ -223,10 +225,11 @@ class FakeCluster:
             self.break_collectives()
 
     def end_node(self, node: str) -> None:
-        for process in self.processes.values():
-            if process.node == node:
-                process.mode = "gone"
-        self.break_collectives()
+        lost = [p for p in self.processes.values() if p.node == node and p.mode != "gone"]
+        for process in lost:
+            process.mode = "gone"
+        if lost:
+            self.break_collectives()
 
     def say(self, process: Process, body: protocol.FromRank) -> None:
         if process.mode == "gone" or process.frozen:
@@ -329,10 +332,10 @@ class FakeCluster:
         """A peer went away: some ranks raise, others hang until they are told."""
         for process in self.processes.values():
             if self.random.random() < 0.5:
-                self.later(self.delay(0.3), lambda p=process: self.break_one(p))  # type: ignore[misc]
+                self.later(self.delay(0.3), partial(self.break_one, process, process.epoch))
 
-    def break_one(self, process: Process) -> None:
-        if process.frozen or process.busy:
+    def break_one(self, process: Process, epoch: int) -> None:
+        if process.frozen or process.busy or process.epoch != epoch:
             return
         if process.mode == "train":
             process.mode = "raised"
@@ -351,9 +354,8 @@ class FakeCluster:
             for p in ranks:
                 if not p.rebuilding:
                     p.rebuilding = True
-                    epoch = p.epoch
-                    self.say(p, protocol.GroupsRebuilt(epoch, 1))
-                    self.later(self.delay(), lambda p=p, e=epoch: self.restore(p, e))  # type: ignore[misc]
+                    self.say(p, protocol.GroupsRebuilt(p.epoch, 1))
+                    self.later(self.delay(), partial(self.restore, p, p.epoch))
         for p in ranks:
             together = all(
                 q.epoch == p.epoch and q.mode in ("train", "waiting") and q.step >= p.step
@@ -366,7 +368,7 @@ class FakeCluster:
                 self.say(p, protocol.StepsEnded(p.epoch, p.step))
             else:
                 p.busy = True
-                self.later(self.delay(0.3), lambda p=p, e=p.epoch: self.step_ends(p, e))  # type: ignore[misc]
+                self.later(self.delay(0.3), partial(self.step_ends, p, p.epoch))
 
     def step_ends(self, process: Process, epoch: int) -> None:
         if process.mode == "train" and process.epoch == epoch and process.busy:
@@ -387,9 +389,9 @@ class FakeCluster:
             source = self.processes[plan.sources[process.rank]]
             if source.mode == "gone":
                 return  # hangs until the loss is known
-            assert step in source.slots or source.slots == {}, "a source holds the step it sends"
+            assert step in source.slots, "a source holds the step it sends"
             assert step in self.own[process.rank], "the own part was kept"
-            process.slots = {step: value(step)}
+            process.slots[step] = value(step)
         assert step in process.slots, "who has no source holds the step"
         process.slots = {k: v for k, v in process.slots.items() if k <= step}
         if process.corrupt:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+
 import pytest
 from bench import of_type, render
 from fake_cluster import FAULT_KINDS, LAST_STEP, FakeCluster, Fault, quick_config
@@ -16,8 +19,10 @@ from deadpool_launch.controller.events import (
 from deadpool_launch.controller.states import Phase
 from deadpool_launch.exits import ExitCode
 
+#: Raise it for a longer search: ``DEADPOOL_SEEDS=5000``.
+SEEDS = int(os.environ.get("DEADPOOL_SEEDS", "150"))
 COUNT = settings(
-    max_examples=150,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -53,9 +58,7 @@ def check_end(cluster: FakeCluster) -> ExitCode:
     opened = [a.number for a in of_type(IncidentOpened, cluster.bench.trace)]
     closed = [a.number for a in of_type(IncidentClosed, cluster.bench.trace)]
     assert opened == closed == list(range(1, len(opened) + 1))
-    born = [
-        (rank, a.epoch) for a in of_type(StartRanks, cluster.bench.trace) for rank in a.ranks
-    ]
+    born = [(rank, a.epoch) for a in of_type(StartRanks, cluster.bench.trace) for rank in a.ranks]
     assert len(born) == len(set(born)), "a process has a name of its own"
     assert finish.reason
     if finish.exit_code == ExitCode.OK and cluster.attaches:
@@ -89,6 +92,25 @@ def test_no_spare_is_used_for_a_script_error(cluster: FakeCluster) -> None:
     used = [a for a in of_type(StartRanks, cluster.bench.trace) if a.node.startswith("s")]
     assert not used
     assert code in (ExitCode.OK, ExitCode.SCRIPT_FAILED)
+
+
+@pytest.mark.parametrize("attaches", [True, False])
+def test_many_seeds_end_with_a_verdict(attaches: bool) -> None:
+    """Hypothesis looks for small cases; this one looks for crowded ones."""
+    for seed in range(SEEDS):
+        dice = random.Random(seed)
+        config = quick_config(
+            nodes=dice.randint(1, 4),
+            spares=dice.randint(0, 3),
+            nproc_per_node=dice.randint(1, 3),
+            spare_start=dice.choice(["at-start", "on-failure"]),
+            gather_s=dice.choice([0.0, 0.05]),
+        )
+        faults = [
+            Fault(dice.uniform(0.0, 6.0), dice.choice(FAULT_KINDS), dice.randrange(12))
+            for _ in range(dice.randint(1, 6))
+        ]
+        check_end(FakeCluster(config, seed, faults, attaches))
 
 
 @pytest.mark.parametrize("seed", range(30))

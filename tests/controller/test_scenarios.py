@@ -1,8 +1,8 @@
 """Golden traces: each file in ``scenarios/`` is a story, told in events and answered by actions.
 
-A file is a header (lines with ``#``: the story), then blocks of a command, ``----`` and what the controller
-asked for. To add one, write header and commands with ``----`` after each; then run with ``DEADPOOL_REWRITE=1`` and
-read the diff: it is only right if you can say why each line is there.
+A file is a header (lines with ``#``: the story), then blocks of a command, ``----`` and what the
+controller asked for. To add one, write header and commands with ``----`` after each; then run with
+``DEADPOOL_REWRITE=1`` and read the diff: it is only right if you can say why each line is there.
 
 Commands (RANKS is like ``0-1,4``)::
 
@@ -111,9 +111,10 @@ def _message(words: list[str]) -> protocol.FromRank:
     kind = getattr(protocol, words[0])
     given = dict(word.split("=", 1) for word in words[1:])
     values: dict[str, Any] = {}
+    defaults: dict[str, Any] = {"layout": "ddp", "aborted_s": 0.0, "groups": 1}
     for field in msgspec.structs.fields(kind):
         if field.name not in given:
-            values[field.name] = {"layout": "ddp", "aborted_s": 0.0, "groups": 1}.get(field.name, "")
+            values[field.name] = defaults.get(field.name, "")
             continue
         word = given.pop(field.name).replace("_", " ")
         if field.name == "slots":

@@ -55,8 +55,11 @@ def test_ranks_that_do_not_fit_are_counted() -> None:
     assert "nodes: 63 active, 1 spare, 1 lost" in lines
 
 
-def test_a_frame_of_nothing_says_that_the_job_starts() -> None:
-    assert any("starting" in line for line in _lines(RunView(), 80))
+def test_before_the_first_rank_the_nodes_that_are_ready_are_counted() -> None:
+    view = RunView()
+    view.apply({"at": 0.0, "kind": "job", "active": ["node0"], "spares": ["node1"]})
+    view.apply({"at": 0.0, "kind": "event", "name": "AgentWarm", "node": "node1"})
+    assert "starting: 1 of 2 nodes are ready" in _lines(view, 80)
 
 
 def test_without_a_terminal_each_line_is_written_once() -> None:

@@ -55,6 +55,20 @@ def test_a_lost_node_is_replaced_and_the_final_state_has_the_same_bits(tmp_path:
     assert not _view(keep / "undisturbed").incidents
 
 
+def test_a_run_that_ends_in_another_state_is_noticed(tmp_path: Path) -> None:
+    script = tmp_path / "other_seed.py"
+    # The two runs' directories have names of different lengths.
+    script.write_text(
+        "import os, runpy, sys\n"
+        "sys.argv += ['--seed', str(len(os.environ['DEADPOOL_RUN_DIR']))]\n"
+        f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')\n"
+    )
+    done = _rehearse(script, "--nodes", "2", "--fault", "kill:1@3", "--", *_SMALL)
+    assert done.returncode == 40, done.stdout + done.stderr
+    assert "DIFFERENT" in done.stdout
+    assert re.search(r"parameters +differs on 0, 1 of 2 ranks", done.stdout)
+
+
 def test_a_fault_that_is_never_reached_is_no_rehearsal() -> None:
     done = _rehearse(
         *(EXAMPLE, "--nodes", "1", "--spares", "0", "--no-reference"),

@@ -17,8 +17,10 @@ _PHASES = [
 ]
 
 
-def _incident(*, closed: bool = True) -> IncidentView:
+def _incident(*, closed: bool = True, fault: bool = False) -> IncidentView:
     view = RunView()
+    if fault:
+        view.apply({"at": 98.0, "kind": "fault", "fault": "vanish:1@20", "node": "node2"})
     for since_s, phase, detail in _PHASES:
         view.apply(
             {
@@ -54,28 +56,48 @@ def test_phases_are_counted_from_the_first_sign() -> None:
 def test_the_headline_names_cause_verdict_time_and_replayed_steps() -> None:
     assert headline(_incident()) == (
         "Incident 1: node2 lost: its connection was closed; "
-        "continued after 2.00 s, 1 completed step run again"
+        "continued 2.00 s after the first sign, 1 completed step run again"
     )
     assert headline(_incident(closed=False)).endswith("; not resolved")
 
 
+def test_a_rehearsed_fault_comes_before_its_first_sign() -> None:
+    incident = _incident(fault=True)
+    rows = timeline(incident)
+    assert [(row.phase, row.since_s, row.took_s) for row in rows[:2]] == [
+        ("fault", -2.0, 0.0),
+        ("opened", 0.0, 2.0),
+    ]
+    assert "2.00 s after the first sign and 4.00 s after the fault" in headline(incident)
+    assert bar(rows[1], rows[0].since_s, rows[-1].since_s, 20) == (0, 10)
+
+
+def test_a_second_incident_does_not_take_the_first_ones_fault() -> None:
+    view = RunView()
+    view.apply({"at": 1.0, "kind": "fault", "fault": "kill:1@20"})
+    view.apply({"at": 2.0, "kind": "incident", "number": 1, "phase": "opened"})
+    view.apply({"at": 5.0, "kind": "incident", "number": 2, "phase": "opened"})
+    assert view.incidents[1].fault_at == 1.0
+    assert view.incidents[2].fault_at == 5.0
+
+
 def test_bars_follow_one_another_and_stay_inside() -> None:
     rows = timeline(_incident())
-    bars = [bar(row, rows[-1].since_s, 20) for row in rows]
+    bars = [bar(row, 0.0, rows[-1].since_s, 20) for row in rows]
     assert all(begin >= 0 and length >= 1 and begin + length <= 20 for begin, length in bars)
     assert bars[3] == (3, 15)
     assert bars[-1] == (19, 1)
 
 
 def test_an_incident_of_no_length_has_a_bar() -> None:
-    assert bar(TimelineRow("opened", "", 0.0, 0.0), 0.0, 20) == (0, 1)
+    assert bar(TimelineRow("opened", "", 0.0, 0.0), 0.0, 0.0, 20) == (0, 1)
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_fits_the_terminal(width: int) -> None:
     console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
-        console.print(render(_incident(), width))
+        console.print(render(_incident(fault=True), width))
     lines = capture.get().splitlines()
     assert max(len(line) for line in lines) <= width
     for _, phase, _ in _PHASES:

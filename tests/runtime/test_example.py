@@ -43,10 +43,6 @@ def test_it_learns(command: list[str]) -> None:
     assert losses[1] < losses[0]
 
 
-def test_the_same_command_gives_the_same_losses() -> None:
-    assert _losses(_PLAIN) == _losses(_PLAIN)
-
-
 def test_fault_tolerance_takes_three_marked_lines() -> None:
     source = EXAMPLE.read_text(encoding="utf-8")
     assert re.findall(r"# DEADPOOL (\d):", source) == ["1", "2", "3"]

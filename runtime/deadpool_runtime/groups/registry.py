@@ -52,6 +52,7 @@ class GroupRegistry:
         self._opening: list[SocketWatch] = []
         self._lock = threading.Lock()
         self._detached = False
+        self._rebuilding = False
         self._aborted = threading.Event()
         #: Rebuilds for an epoch before this one are refused.
         self._oldest_epoch = 0
@@ -134,11 +135,16 @@ class GroupRegistry:
         Whoever waits in one gets torch's own exception, and so does whoever waits in a watched
         store client. ``epoch`` is the one that begins: a rebuild for an earlier one, which
         another thread may be about to start, fails. Returns how many connections were cut.
+
+        A detached process waits for nobody, and the program goes on building what it needs
+        whatever happens to the others; there only a rebuild that has begun is broken.
         """
         with self._lock:
-            self._aborted.set()
             if epoch is not None:
                 self._oldest_epoch = max(self._oldest_epoch, epoch)
+            if self._detached and not self._rebuilding:
+                return 0
+            self._aborted.set()
             watches = [record.watch for record in self._records] + self._stores + self._opening
         return shut(watches)
 
@@ -158,9 +164,10 @@ class GroupRegistry:
         try:
             for record in self.groups:
                 self._rebuild_one(record, epoch, store, connect_timeout)
+            self._detached = False
         finally:
+            self._rebuilding = False
             store.set_timeout(usual_timeout)
-        self._detached = False
 
     def _begin(self, epoch: int) -> None:
         with self._lock:
@@ -169,6 +176,7 @@ class GroupRegistry:
                     f"Epoch {epoch} is over: epoch {self._oldest_epoch} has been declared."
                 )
             self._aborted.clear()
+            self._rebuilding = True
 
     def _rebuild_one(
         self, record: GroupRecord, epoch: int, store: dist.Store, connect_timeout: timedelta

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable
@@ -95,7 +96,8 @@ class Training:
         self.group = dist.group.WORLD
         self.losses: dict[int, float] = {}
         self.done = 0
-        self.saved = {0: self._state()}
+        self.saved: dict[int, Any] = {}
+        self._save(0)
 
     def run(self) -> dict[str, Any]:
         recovering = self.incarnation > 0
@@ -108,7 +110,8 @@ class Training:
                     self._step(self.done + 1)
                 # Nobody may leave while a peer still needs the step that it has just finished.
                 dist.barrier()
-            except RuntimeError:
+            except RuntimeError as e:
+                import sys; print("RAISED", self.rank, self.incarnation, self.epoch, self.done, str(e)[:90], flush=True, file=sys.stderr)
                 with self.declared:
                     if not self.declared.wait_for(
                         lambda: self.newest_epoch > self.epoch, PATIENCE.total_seconds()
@@ -141,27 +144,41 @@ class Training:
         self._die_at(step, "stepped")
         self.losses[step] = total
         self.done = step
-        self.saved[step] = self._state()
-        self.saved.pop(step - 3, None)
+        self._save(step)
 
     def _recover(self) -> None:
         reset_engines([self.model], [self.optimizer])
         store = self.registry.open_store("127.0.0.1", self.crew.port, PATIENCE)
         has_state = self.incarnation == 0 or not self.registry.detached
-        store.set(f"newest/{self.epoch}/{self.rank}", str(self.done) if has_state else "none")
+        # What a rank had not saved when it died is lost, so all go back to what everybody has.
+        newest = str(self.done).encode() if has_state else store.get(f"saved/{self.rank}")
+        store.set(f"newest/{self.epoch}/{self.rank}", newest)
+        store.set(f"has_state/{self.epoch}/{self.rank}", str(has_state))
         self.registry.rebuild(self.epoch, store)
-        newest = [
-            store.get(f"newest/{self.epoch}/{rank}").decode() for rank in range(WORLD_SIZE)
-        ]
-        step = min(int(text) for text in newest if text != "none")
-        donor = next(rank for rank, text in enumerate(newest) if text != "none")
-        box = [(self.saved[step], self.losses) if self.rank == donor else None]
+        ranks = range(WORLD_SIZE)
+        step = min(int(store.get(f"newest/{self.epoch}/{rank}")) for rank in ranks)
+        donor = next(
+            rank for rank in ranks if store.get(f"has_state/{self.epoch}/{rank}") == b"True"
+        )
+        box = [self.saved[step] if self.rank == donor else None]
         dist.broadcast_object_list(box, src=donor)
-        assert box[0] is not None
         if not has_state:
-            self.saved = {step: box[0][0]}
+            # Every rank has batch statistics of its own; the rest is the same everywhere.
+            self.saved = {step: box[0]}
+            self._restore(box[0])
+            buffers = pickle.loads(store.get(f"buffers/{self.rank}/{step}"))
+            self.model.load_state_dict(buffers, strict=False)
+            self._save(step)
         self._restore(self.saved[step])
         self.done = step
+
+    def _save(self, step: int) -> None:
+        if not self.registry.detached:
+            buffers = pickle.dumps(dict(self.model.named_buffers()))
+            self.client.set(f"buffers/{self.rank}/{step}", buffers)
+            self.client.set(f"saved/{self.rank}", str(step))
+        self.saved[step] = self._state()
+        self.saved.pop(step - 3, None)
 
     def _state(self) -> dict[str, Any]:
         return copy.deepcopy(
@@ -184,7 +201,7 @@ class Training:
         while True:
             following = self.newest_epoch + 1
             client.wait([f"fault/{following}"], timedelta(days=1))
-            self.registry.abort(following)
+            n = self.registry.abort(following); import sys; print("ABORT", self.rank, self.incarnation, following, n, flush=True, file=sys.stderr)
             with self.declared:
                 self.newest_epoch = following
                 self.declared.notify_all()
@@ -234,7 +251,7 @@ DEATHS: dict[str, list[Death]] = {
     "backward": [Death(2, 3, "backward")],
     "stepped": [Death(1, 3, "stepped")],
     "replacement_too": [Death(1, 2, "backward"), Death(1, 4, "stepped", incarnation=1)],
-    "another_rank_too": [Death(0, 2, "stepped"), Death(2, 2, "forward")],
+    "another_rank_too": [Death(2, 2, "forward"), Death(0, 2, "stepped")],
 }
 
 

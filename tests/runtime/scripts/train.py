@@ -15,13 +15,14 @@ import time
 import weakref
 from pathlib import Path
 
-import deadpool_runtime as deadpool
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import deadpool_runtime as deadpool
 
 
 class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
@@ -73,10 +74,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--max-steps", type=int)
     parser.add_argument("--epochs", type=int)
-    # RANK:STEP:PHASE, phase one of start, backward, ahead, end
+    # RANK:STEP:PHASE, phase one of start, backward, ahead, late, end
     parser.add_argument("--die", action="append", default=[])
     parser.add_argument("--raise-at", default="")
     parser.add_argument("--stop-at", type=int, default=0)
+    parser.add_argument("--break-at", type=int, default=0)
     parser.add_argument("--in-place", action="store_true")
     parser.add_argument("--accumulate-wrongly", action="store_true")
     parser.add_argument("--workers", type=int, default=0)
@@ -135,6 +137,8 @@ def main() -> None:
             mine = [p for p in mine if fuse(args.out, f"{rank}-{step.number}-{p}")]
             (args.out / f"began-{rank}-{step.number}").touch()
             if "start" in mine:
+                for other in range(world_size):
+                    wait_for(args.out / f"began-{other}-{step.number}")
                 die()
             Bomb.armed = die if "backward" in mine else None
             if args.in_place:
@@ -145,6 +149,9 @@ def main() -> None:
                 # The others have all they need to end this step and wait for this rank in the next.
                 other = (rank + 1) % world_size
                 wait_for(args.out / f"began-{other}-{step.number + 1}")
+                die()
+            if "late" in mine:
+                wait_for(args.out / f"ended-{(rank + 1) % world_size}")
                 die()
             if args.raise_at == f"{rank}:{step.number}":
                 raise ZeroDivisionError("the script's own mistake")
@@ -157,6 +164,8 @@ def main() -> None:
                 step.stop()
             if "end" in mine:
                 die()
+        if step.number == args.break_at:
+            break
 
     digest = hashlib.sha256()
     for value in model.state_dict().values():

@@ -20,7 +20,7 @@ from mini_cluster_nodes import wait_until
 
 from deadpool_launch import journal
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "train_small.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "train_small.py"
 #: Generous: a deadline for things that take a second on a free machine.
 LONG_S = 120.0
 
@@ -94,15 +94,10 @@ class TrainingJob:
     def rank_process(self, rank: int) -> int:
         """The rank's process id as the host sees it."""
         record = self.records("rank", rank=rank)[-1]
-        tag = f"{self.job_id}:{rank}:{record['epoch']}"
         for process in self.cluster.node_pids(record["node"]):
-            if os.getsid(process.pid) != process.pid:
-                continue
-            inner = Path(f"/proc/{process.pid}/status").read_text()
-            pids = next(line for line in inner.splitlines() if line.startswith("NSpid")).split()
-            if int(pids[-1]) == record["pid"]:
+            if process.pid_in_node == record["pid"]:
                 return process.pid
-        raise AssertionError(f"no process of {tag} on {record['node']}")
+        raise AssertionError(f"no process {record['pid']} on {record['node']}")
 
     def strike(self, fault: str, rank: int) -> str:
         """Bring a fault about at the rank or its node; returns the node."""

@@ -1,0 +1,232 @@
+"""What the launcher finds out on real Slurm before a job, and the steps it starts there."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mini_cluster import MiniCluster
+from mini_cluster_nodes import wait_until
+
+pytestmark = pytest.mark.cluster
+
+PATIENCE_S = 90.0
+IN_SCRIPT = "#SBATCH --no-kill"
+
+#: Runs inside the job: prepares a launch and tells the outcome as one line of JSON.
+PREPARE = textwrap.dedent("""\
+    import asyncio, json, sys
+    from deadpool_launch.errors import DeadpoolError
+    from deadpool_launch.options import LaunchOptions
+    from deadpool_launch.prepare import make_backend, prepare
+
+    options = LaunchOptions(script="/t.py", site="slurm", spares=1, run_dir=sys.argv[1])
+    backend = make_backend(options)
+    told = {}
+    try:
+        prepared = asyncio.run(prepare(backend, options))
+    except DeadpoolError as error:
+        told["error"] = str(error)
+    else:
+        told |= {"active": prepared.plan.active, "spares": prepared.plan.spares}
+        told["checks"] = [[check.name, check.ok, check.text] for check in prepared.checks]
+        told["launcher_host"] = prepared.allocation.launcher_host
+    print("told", json.dumps(told))
+    """)
+
+#: Runs inside the job: starts an agent step that heeds no SIGTERM and stops it when told to.
+AGENT = textwrap.dedent("""\
+    import asyncio, pathlib, sys
+    from deadpool_launch.options import LaunchOptions
+    from deadpool_launch.prepare import make_backend
+
+    where, node, grace_s = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    options = LaunchOptions(script="/t.py", site="slurm", run_dir=str(where))
+
+    async def main():
+        backend = make_backend(options)
+        backend.discover(options)
+        script = "trap '' TERM; nproc; echo up; setsid sleep 100001 & sleep 100001"
+        log = where / "agent.log"
+        agent = await backend.start_agent(node, ["bash", "-c", script], log)
+        while "up" not in (log.read_text() if log.exists() else ""):
+            await asyncio.sleep(0.05)
+        (where / "up").touch()
+        while not (where / "stop").exists():
+            await asyncio.sleep(0.05)
+        await agent.stop(grace_s)
+        print("told", '"%s %s"' % (await agent.wait(), agent.last_words()))
+        await backend.close()
+
+    asyncio.run(main())
+    """)
+
+
+@dataclass
+class Ended:
+    """What became of a job."""
+
+    exit_code: int
+    output: str
+
+    @property
+    def told(self) -> Any:
+        """What the job's Python told as JSON."""
+        lines = [line for line in self.output.splitlines() if line.startswith("told ")]
+        assert lines, self.output
+        return json.loads(lines[0].removeprefix("told "))
+
+
+def job_script(slurm: MiniCluster, name: str, code: str) -> Path:
+    """Python code that every node can read."""
+    path = slurm.base / name
+    path.write_text(code)
+    return path
+
+
+def submit(slurm: MiniCluster, command: str, *, header: str = IN_SCRIPT, **how: Any) -> int:
+    """Submit a batch script of one command."""
+    return slurm.submit(f"#!/bin/bash\n{header}\n{command}\n", nodes=4, **how)
+
+
+def finish(slurm: MiniCluster, job: int) -> Ended:
+    """Wait for the job's end."""
+    record = slurm.wait_job(job, PATIENCE_S, accept_completing=True)
+    return Ended(record.exit_code, (slurm.base / f"slurm-{job}.out").read_text())
+
+
+def launch(slurm: MiniCluster, arguments: str = "", *, before: str = "", **how: Any) -> Ended:
+    """Run ``deadpool-launch`` on a script that says that it ran."""
+    script = job_script(slurm, "hello.py", "print('the script ran')\n")
+    command = f"{before} deadpool-launch {arguments} {script}"
+    return finish(slurm, submit(slurm, command, **how))
+
+
+def prepare(slurm: MiniCluster, **how: Any) -> Any:
+    """What the preflight of a job of four nodes finds."""
+    return finish(slurm, submit(slurm, prepare_command(slurm), **how)).told
+
+
+def prepare_command(slurm: MiniCluster, run_dir: Path | None = None) -> str:
+    script = job_script(slurm, "prepare.py", PREPARE)
+    return shlex.join([sys.executable, str(script), str(run_dir or slurm.base / "run")])
+
+
+def sentence(ended: Ended) -> str:
+    """The one line that ``deadpool-launch`` says when it refuses."""
+    lines = [line for line in ended.output.splitlines() if line.startswith("deadpool-launch: ")]
+    assert len(lines) == 1, ended.output
+    assert "Traceback" not in ended.output
+    return lines[0].removeprefix("deadpool-launch: ")
+
+
+def test_job_without_no_kill_is_refused_with_the_line_to_add(slurm: MiniCluster) -> None:
+    ended = launch(slurm, header="", no_kill=False)
+    assert ended.exit_code == 10
+    assert "add the line '#SBATCH --no-kill' to the batch script" in sentence(ended)
+    assert "the script ran" not in ended.output
+
+
+def test_no_kill_in_the_batch_script_is_found(slurm: MiniCluster) -> None:
+    told = prepare(slurm, no_kill=False)
+    assert told["active"] == ["n2", "n3", "n4"]
+    assert told["spares"] == ["n1"]
+    assert told["launcher_host"] == "198.18.0.11"
+    assert ["no-kill", True] in [check[:2] for check in told["checks"]]
+    (answers,) = [text for name, _, text in told["checks"] if name == "nodes answer"]
+    assert answers.startswith("n[1-4]: python ")
+
+
+def test_no_kill_variable_at_submission_is_found(slurm: MiniCluster) -> None:
+    told = prepare(slurm, header="", no_kill=False, env={"SBATCH_NO_KILL": "set"})
+    assert ["no-kill", True, "the job outlives its nodes (SBATCH_NO_KILL is set)"] in told["checks"]
+
+
+def test_no_kill_on_the_command_line_is_taken_on_trust(slurm: MiniCluster) -> None:
+    # Slurm 22.05 without accounting keeps no trace of it.
+    assert sentence(launch(slurm, header="")).endswith("command line: --assume-no-kill)")
+    ended = launch(slurm, "--assume-no-kill --spares 5", header="")
+    assert (ended.exit_code, "--spares 5" in sentence(ended)) == (2, True)
+
+
+def test_too_few_nodes_are_told(slurm: MiniCluster) -> None:
+    ended = launch(slurm, "--nodes 4 --spares 1")
+    assert ended.exit_code == 2
+    assert sentence(ended) == (
+        "--nodes 4 and --spares 1 need 5 nodes, but the allocation has 4: "
+        "allocate more (sbatch --nodes=5) or ask for fewer"
+    )
+
+
+def test_launcher_under_srun_is_refused(slurm: MiniCluster) -> None:
+    ended = launch(slurm, before="srun --no-kill --nodes=1 --ntasks=1")
+    assert "deadpool-launch was started by srun" in sentence(ended)
+
+
+def test_dry_run_prints_the_steps_and_starts_none(slurm: MiniCluster) -> None:
+    ended = launch(slurm, "--spares 1 --dry-run")
+    assert ended.exit_code == 0
+    commands = [shlex.split(line) for line in ended.output.splitlines() if line.startswith("srun ")]
+    assert [word for command in commands for word in command if word.startswith("--nodelist")] == [
+        f"--nodelist={node}" for node in ("n2", "n3", "n4", "n1")
+    ]
+    for command in commands:
+        assert {"--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0"} <= set(command)
+    assert "the script ran" not in ended.output
+
+
+def test_run_directory_that_is_not_shared_is_told_with_the_nodes(slurm: MiniCluster) -> None:
+    command = f"{prepare_command(slurm, Path('/dev/shm/run'))}; rm -r /dev/shm/run"
+    told = finish(slurm, submit(slurm, command)).told
+    assert "n2, n3, n4 failed the checks" in told["error"]
+    assert "choose a --run-dir on a file system that all nodes share" in told["error"]
+
+
+@pytest.mark.parametrize("fault", ["power_off", "freeze", "mark_down"])
+def test_node_lost_before_the_start_costs_the_spare(slurm: MiniCluster, fault: str) -> None:
+    go = slurm.base / f"go-{fault}"
+    waiting = f"while [ ! -e {go} ]; do sleep 0.1; done"
+    job = submit(slurm, f"{waiting}\n{prepare_command(slurm)}")
+    slurm.wait_job_state(job, "RUNNING", PATIENCE_S)
+    getattr(slurm, fault)("n3")
+    go.touch()
+    told = finish(slurm, job).told
+    assert told["active"] == ["n2", "n4", "n1"]
+    assert told["spares"] == []
+    assert [text for _, ok, text in told["checks"] if ok is None and "n3" in text]
+
+
+def test_silent_node_that_blocks_the_first_step_is_given_back(slurm: MiniCluster) -> None:
+    # With this time-out the node turns silent soon, and DOWN only after the test.
+    slurm.set_slurmd_timeout(90)
+    go = slurm.base / "go-silent"
+    waiting = f"while [ ! -e {go} ]; do sleep 0.1; done"
+    job = submit(slurm, f"{waiting}\n{prepare_command(slurm)}")
+    slurm.wait_job_state(job, "RUNNING", PATIENCE_S)
+    slurm.power_off("n3")
+    slurm.wait_node_state("n3", lambda state: "NOT_RESPONDING" in state, PATIENCE_S)
+    go.touch()
+    told = finish(slurm, job).told
+    assert told["active"] == ["n2", "n4", "n1"]
+    assert [text for *_, text in told["checks"] if text.startswith("n3 given back to Slurm")]
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 1.0])
+def test_stopped_agent_leaves_nothing_on_its_node(slurm: MiniCluster, grace_s: float) -> None:
+    where = slurm.base / f"agent-{grace_s}"
+    where.mkdir()
+    script = job_script(slurm, "agent.py", AGENT)
+    command = shlex.join([sys.executable, str(script), str(where), "n3", str(grace_s)])
+    # The job's own geometry must not reach the step.
+    job = submit(slurm, command, extra_args=["--ntasks-per-node=2", "--cpus-per-task=2"])
+    wait_until((where / "up").exists, bool, what="the agent is up", timeout_s=PATIENCE_S)
+    assert len(slurm.find_processes("n3", "sleep 100001")) >= 2
+    (where / "stop").touch()
+    assert finish(slurm, job).told.startswith("137 ")
+    assert slurm.find_processes("n3", "sleep 100001") == []

@@ -1,0 +1,54 @@
+"""Sentences for people."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from test_scenarios import unfold
+
+from deadpool_launch.controller.states import Loss
+from deadpool_launch.controller.wording import (
+    exit_text,
+    fold,
+    loss_text,
+    plural,
+    ranks_text,
+    seconds,
+    steps_text,
+)
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_unfolding_a_folded_set_gives_it_back(numbers: set[int]) -> None:
+    assert unfold(fold(numbers)) == sorted(numbers)
+
+
+def test_runs_become_ranges() -> None:
+    assert fold([4, 0, 1]) == "0-1,4"
+    assert fold([]) == ""
+
+
+def test_one_rank_is_singular() -> None:
+    assert ranks_text([3]) == "rank 3"
+    assert ranks_text([4, 5, 6, 7]) == "ranks 4-7"
+
+
+def test_steps_may_be_none() -> None:
+    assert steps_text([]) == "no step"
+    assert steps_text([4]) == "step 4"
+    assert steps_text([4, 5]) == "steps 4-5"
+
+
+def test_exit_names_signal_or_code() -> None:
+    assert exit_text(None, 9) == "signal 9"
+    assert exit_text(3, None) == "exit code 3"
+
+
+def test_losses_say_who() -> None:
+    assert loss_text(Loss("n2", (4, 5), "lost (silent, seen)", True)) == "n2 lost (silent, seen)"
+    assert loss_text(Loss("n2", (4, 5), "died (x)", False)) == "ranks 4-5 on n2 died (x)"
+
+
+def test_numbers_read_well() -> None:
+    assert [seconds(30.0), seconds(0.05)] == ["30 s", "0.05 s"]
+    assert [plural(0, "step"), plural(1, "step")] == ["0 steps", "1 step"]

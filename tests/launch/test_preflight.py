@@ -1,0 +1,185 @@
+"""What findings mean: which stop a job, which leave a node out, which are only worth reading."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deadpool_launch import preflight
+from deadpool_launch.backends.base import Allocation, Check
+from deadpool_launch.backends.slurm_steps import blame, last_error
+from deadpool_launch.errors import UnsuitableError
+from deadpool_launch.options import LaunchOptions
+from deadpool_launch.preflight_probe import PREFIX, token_path
+from deadpool_launch.prepare import assign
+from deadpool_slurm import parse
+
+NODES = ("n1", "n2", "n3")
+FACTS: dict[str, Any] = {
+    "python": "3.11.7",
+    "deadpool": "0.1.0",
+    "torch": "2.13.0",
+    "run_dir": "",
+    "shm_free_nbytes": 8 << 30,
+    "clock": 1000.0,
+    "received_at": 1000.0,
+}
+
+
+def probed(**changes: dict[str, Any]) -> list[Check]:
+    """The checks of three nodes, of which some differ."""
+    probes = {node: {**FACTS, "node": node, **changes.get(node, {})} for node in NODES}
+    return preflight.probe_checks(NODES, probes, FACTS, {})
+
+
+def test_equal_nodes_are_one_line() -> None:
+    (check,) = probed()
+    assert check.ok is True
+    assert check.text.startswith("n[1-3]: python 3.11.7, torch 2.13.0")
+
+
+@pytest.mark.parametrize("what", ["python", "deadpool", "torch"])
+def test_node_with_another_environment_is_named_and_left_out(what: str) -> None:
+    check, _ = probed(n2={what: "1.0"})
+    assert (check.ok, check.leave_out) == (False, "n2")
+    assert f"n2 has {what} 1.0, the launcher's node has {FACTS[what]}" in check.text
+
+
+def test_missing_torch_everywhere_is_not_one_nodes_fault() -> None:
+    facts = {**FACTS, "torch": None}
+    checks = preflight.probe_checks(NODES, {node: facts for node in NODES}, facts, {})
+    assert {check.leave_out for check in checks} == {None}
+    assert {check.ok for check in checks} == {False}
+
+
+def test_run_directory_problem_names_the_node() -> None:
+    check, _ = probed(n3={"run_dir": "cannot be written: Permission denied"})
+    assert check.text == "n3: the run directory cannot be written: Permission denied"
+    assert check.leave_out == "n3"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"clock": 1060.0}, "the clock of n2 differs from the launcher's by +60.0 s"),
+        ({"shm_free_nbytes": 64 << 20}, "n2 has only 64 MiB free in /dev/shm"),
+    ],
+)
+def test_differences_that_stop_nothing(change: dict[str, Any], text: str) -> None:
+    check, _ = probed(n2=change)
+    assert (check.ok, check.text, check.leave_out) == (None, text, None)
+
+
+def test_node_that_does_not_answer_is_left_out_with_the_reason() -> None:
+    probes = {node: {**FACTS, "node": node} for node in ("n1", "n3")}
+    bad, good = preflight.probe_checks(NODES, probes, FACTS, {"n2": "Connection refused"})
+    assert (bad.text, bad.leave_out) == ("n2 did not answer: Connection refused", "n2")
+    assert good.text.startswith("n[1,3]: ")
+
+
+def test_line_of_a_node_is_found_among_others() -> None:
+    line = f"0: {PREFIX}" + json.dumps({"node": "n1"}) + "\n"
+    assert preflight.read_probe(line, 5.0) == {"node": "n1", "received_at": 5.0}
+    for other in ("hello\n", f"{PREFIX}[]\n", f"{PREFIX}{{\n", ""):
+        assert preflight.read_probe(other, 5.0) is None
+
+
+def test_probe_runs_without_torch_and_leaves_nothing(tmp_path: Path) -> None:
+    token_path(tmp_path, "abc").touch()
+    argv = [sys.executable, "-X", "importtime", "-m", "deadpool_launch.preflight_probe"]
+    done = subprocess.run(
+        [*argv, str(tmp_path), "abc"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SLURMD_NODENAME": "n7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    facts = preflight.read_probe(done.stdout, 0.0)
+    assert facts is not None
+    assert (facts["node"], facts["run_dir"]) == ("n7", "")
+    assert "| torch" not in done.stderr
+    assert os.listdir(tmp_path) == [token_path(tmp_path, "abc").name]
+
+
+def test_no_kill_is_proved_trusted_unknown_or_missing() -> None:
+    assert preflight.no_kill_check("seen", assumed=False).ok is True
+    assert preflight.no_kill_check(None, assumed=True).ok is True
+    missing = preflight.no_kill_check(None, assumed=False)
+    assert missing.ok is False
+    assert "#SBATCH --no-kill" in missing.remedy
+    unknown = preflight.no_kill_check(None, False, "scontrol did not answer within 10 s")
+    assert unknown.ok is False
+    assert "scontrol did not answer within 10 s" in unknown.text
+    assert "--assume-no-kill" in unknown.remedy
+
+
+def node(name: str, state: str) -> parse.NodeFacts:
+    return parse.NodeFacts(name, name, state, "why", 4, parse.health_of(state))
+
+
+def test_states_of_nodes() -> None:
+    facts = {"n1": node("n1", "IDLE"), "n2": node("n2", "MIXED+DRAIN"), "n3": node("n3", "DOWN")}
+    checks = preflight.state_checks(("n1", "n2", "n3", "n4"), facts)
+    assert [(check.ok, check.leave_out) for check in checks] == [
+        (None, None),
+        (None, "n3"),
+        (None, None),
+    ]
+    assert checks[0].text == "n2 is MIXED+DRAIN (why)"
+    assert checks[2].text == "Slurm says nothing about n4"
+
+
+def test_node_that_left_the_job_is_left_out() -> None:
+    job = parse.JobFacts("7", "RUNNING", ("n1", "n3"), "n1", None, False)
+    (check,) = preflight.job_checks(NODES, job)
+    assert check.leave_out == "n2"
+
+
+def options(**changes: Any) -> LaunchOptions:
+    return LaunchOptions(script="/t.py", site="slurm", **changes)
+
+
+ALLOCATION = Allocation("7", NODES, "n1", "n1")
+
+
+def test_failure_of_the_whole_job_stops_it_with_the_remedy() -> None:
+    checks = [Check("a", None, "fine"), Check("b", False, "it is broken", "mend it")]
+    with pytest.raises(UnsuitableError, match=r"^it is broken; mend it$"):
+        assign(ALLOCATION, options(), checks)
+    assert assign(ALLOCATION, options(ignore_preflight=True), checks).world_size == 3
+
+
+def test_failure_of_one_node_costs_a_spare_or_stops_with_its_reason() -> None:
+    checks = [Check("b", False, "n2 is broken", "mend it", leave_out="n2")]
+    assert assign(ALLOCATION, options(spares=1), checks).active == ("n3", "n1")
+    with pytest.raises(UnsuitableError, match=r"n2 failed the checks \(n2 is broken; mend it\)$"):
+        assign(ALLOCATION, options(), checks)
+    assert assign(ALLOCATION, options(ignore_preflight=True), checks).world_size == 3
+
+
+SAID = [
+    "srun: cluster configuration lacks support for cpu binding",
+    "srun: error: slurm_receive_msgs: [[n3]:6818] failed: Socket timed out",
+    "srun: error: Task launch for StepId=3.0 failed on node n3: Socket timed out",
+    "srun: error: Application launch failed: Socket timed out",
+    "srun: Job step aborted",
+]
+
+
+def test_only_the_node_that_is_named_is_blamed() -> None:
+    assert blame("n3", SAID) == "Task launch for StepId=3.0 failed on node n3: Socket timed out"
+    assert blame("n", SAID) == ""
+    assert blame("n33", SAID) == ""
+    assert blame("n1", SAID) == ""
+
+
+def test_errors_are_told_before_other_words() -> None:
+    assert last_error(SAID) == "Application launch failed: Socket timed out"
+    assert last_error(SAID[-1:]) == "srun: Job step aborted"
+    assert last_error([]) == ""

@@ -1,0 +1,105 @@
+"""Runs ``deadpool-launch --site local`` as a child process and reads its journal, for tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from deadpool_launch import journal
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "train_small.py"
+#: Generous: a deadline for things that take seconds on a free machine.
+LONG_S = 240
+
+
+def command(run_dir: Path, *options: object, script: Path = SCRIPT) -> list[str]:
+    """The launcher's command line; what follows ``--`` in ``options`` goes to the script."""
+    given = [str(option) for option in options]
+    at = given.index("--") if "--" in given else len(given)
+    return [
+        *(str(Path(sys.executable).parent / "deadpool-launch"), "--site", "local"),
+        *("--run-dir", str(run_dir), "--record-final-state"),
+        *given[:at],
+        str(script),
+        *given[at:],
+    ]
+
+
+def run(run_dir: Path, *options: object, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
+    """Run the launcher to its end."""
+    return subprocess.run(
+        command(run_dir, *options, script=script),
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@contextmanager
+def started(
+    run_dir: Path, *options: object, script: Path = SCRIPT
+) -> Iterator[subprocess.Popen[str]]:
+    """The launcher as a running process; whatever is left of it is killed in the end."""
+    process = subprocess.Popen(
+        command(run_dir, *options, script=script),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        for child in family(process.pid):
+            child.kill()
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """All descendants of a process."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def records(run_dir: Path, kind: str, **fields: Any) -> list[dict[str, Any]]:
+    """The journal's records of one kind with the given values."""
+    return [
+        record
+        for record in journal.read(run_dir)
+        if record["kind"] == kind and all(record.get(k) == v for k, v in fields.items())
+    ]
+
+
+def final_state(run_dir: Path) -> dict[int, dict[str, str]]:
+    """Digests of every rank's final state, by part."""
+    return {record["rank"]: record["parts"] for record in records(run_dir, "final")}
+
+
+def explain(done: subprocess.CompletedProcess[str], run_dir: Path) -> str:
+    """All that helps to understand a failed test."""
+    logs: Sequence[Path] = sorted((run_dir / "logs").glob("*.log"))
+    parts = [done.stdout, done.stderr]
+    parts += [f"--- {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in logs]
+    return "\n".join(parts)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
