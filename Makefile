@@ -34,6 +34,7 @@ check: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy $$(find tests examples bench -name '*.py')
 	@PYTHONPATH=.:runtime:slurm $(BIN)/lint-imports setup.cfg
 
 test: check packages

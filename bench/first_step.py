@@ -1,8 +1,9 @@
 """How long a job stands still when a node or a process dies, on the real mini cluster.
 
-Three active nodes and one spare, one rank a node, everything on this machine. Each case is run several times, each
-time as a Slurm job of its own; the clock starts just before the fault and stops when the last phase is reached.
-Prints a table (medians, and the slowest run) and writes ``bench/results/first_step.json``.
+Three active nodes and one spare, one rank a node, everything on this machine. Each case is run
+several times, each time as a Slurm job of its own; the clock starts just before the fault and stops
+when the last phase is reached. Prints a table (medians, and the slowest run) and writes
+``bench/results/first_step.json``.
 
 Run it as root: ``python bench/first_step.py [--runs 5]``.
 """

@@ -1,6 +1,4 @@
-"""The ``deadpool`` command: what is not a launch. Each subcommand's code is loaded when it is
-called.
-"""
+"""The ``deadpool`` command: what is not a launch. Larger subcommands are loaded when called."""
 
 from __future__ import annotations
 
@@ -92,8 +90,9 @@ def slurm_version() -> str:
 
 
 def shim_state() -> str:
-    """Whether the native part of the runtime is compiled for this torch; asked in another process,
-    since the launcher's commands do not load the runtime's groups.
+    """Whether the native part of the runtime is compiled for this torch.
+
+    Asked in another process, since the launcher's commands do not load the runtime's groups.
     """
     code = (
         "from deadpool_runtime.groups import native; path = native.library_path(); "

@@ -75,9 +75,7 @@ def choose_site(asked: str | None, environ: Mapping[str, str]) -> Site:
 
 
 def choose_nproc(asked: str, gpus_on_node: int | None) -> int:
-    """``--nproc-per-node`` as a number: ``auto`` is one per GPU of the job, or one on nodes
-    without.
-    """
+    """``--nproc-per-node`` as a number: ``auto`` is one per GPU of the job, or one."""
     if asked == "auto":
         return gpus_on_node or 1
     if asked == "gpu":

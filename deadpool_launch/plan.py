@@ -65,9 +65,8 @@ def make_plan(
 ) -> LaunchPlan:
     """Give each node of the allocation its role.
 
-    ``nodes`` are all of the allocation's; those in ``left_out`` failed their checks and are not
-    used, which costs spares first and is an error only when too few nodes are left for the active
-    ones.
+    ``nodes`` are all of the allocation's. Those in ``left_out`` failed their checks and are not
+    used: that costs spares first, and is an error only when not even the active ones are left.
     """
     total = len(nodes)
     if total == 0:

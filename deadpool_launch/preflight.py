@@ -19,6 +19,8 @@ _LITTLE_SHM_NBYTES = 1 << 30
 #: Clocks this far apart make logs misleading; nothing else depends on them.
 _CLOCK_DIFFERENCE_S = 5.0
 
+_OK_BY_SEVERITY = {"refuse": False, "warn": None, "note": True}
+
 NO_KILL_REMEDY = (
     "add the line '#SBATCH --no-kill' to the batch script and submit it again "
     "(if it was given on the sbatch or salloc command line: --assume-no-kill)"
@@ -52,7 +54,7 @@ def no_kill_check(evidence: str | None, assumed: bool, problem: str = "") -> Che
 def version_checks(version: versions.Version | None, config: Mapping[str, str]) -> list[Check]:
     """Slurm's version and configuration (``scontrol show config``)."""
     checks = [
-        Check("slurm", False if found.severity == "refuse" else None, found.text, found.remedy)
+        Check("slurm", _OK_BY_SEVERITY[found.severity], found.text, found.remedy)
         for found in versions.findings(version, config)
     ]
     if checks or version is None:

@@ -1,6 +1,4 @@
-"""From options to a plan that can be started: choose the back end, find the nodes, check them,
-assign roles.
-"""
+"""From options to a plan that can be started: find the nodes, check them, give them roles."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ def look(backend: Backend, options: LaunchOptions) -> Prepared:
 
 
 async def prepare(backend: Backend, options: LaunchOptions) -> Prepared:
-    """Find, check and assign the nodes; raises what the user should read if the job cannot be kept
-    alive.
-    """
+    """Find, check and assign the nodes; a ``DeadpoolError`` says why the job cannot be started."""
     planned = look(backend, options)
     checks = await backend.preflight(options)
     allocation = planned.allocation
@@ -48,9 +44,7 @@ async def prepare(backend: Backend, options: LaunchOptions) -> Prepared:
 
 
 def assign(allocation: Allocation, options: LaunchOptions, checks: Sequence[Check]) -> LaunchPlan:
-    """The plan for the nodes that passed; a failure that is not one node's ends it unless it is
-    ignored.
-    """
+    """The plan for the nodes that passed; raises for a failure that is not one node's alone."""
     counted = [check for check in checks if not (options.ignore_preflight and check.ok is False)]
     for check in counted:
         if check.ok is False and check.leave_out is None:

@@ -17,6 +17,7 @@ from deadpool_slurm.client import SlurmClient, SlurmError
 #: How long Slurm may take to end a step after SIGKILL, and our own commands after their work, in
 #: seconds; then only ``srun`` is killed.
 _KILL_TIMEOUT_S = 5.0
+_LIST_AGAIN_S = 0.2
 _PREFLIGHT_STEP = "deadpool-preflight"
 #: How long the first step may wait for resources when it is likely to be refused, in seconds.
 _SOON_S = 5
@@ -40,7 +41,6 @@ class SlurmAgent:
         self._step_name = step_name
         self._process = process
         self._said_path = said_path
-        self._scancels: set[asyncio.Task[None]] = set()
 
     async def wait(self) -> int:
         """The exit code of ``srun``, which is the agent's unless the step broke."""
@@ -69,19 +69,27 @@ class SlurmAgent:
 
     async def _ended(self, signal: str, within_s: float) -> bool:
         """Whether ``srun`` has ended ``within_s`` after the step was to be sent the signal."""
-        # Not awaited to its end: with a dead node or controller scancel takes its own time.
         scancel = asyncio.create_task(self._scancel(signal))
-        self._scancels.add(scancel)
-        scancel.add_done_callback(self._scancels.discard)
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(within_s):
                 await self._process.wait()
                 await asyncio.shield(scancel)
+        except TimeoutError:
+            # With a dead node or controller scancel takes its own time; nobody waits for it.
+            scancel.cancel()
         return self._process.returncode is not None
 
     async def _scancel(self, signal: str) -> None:
-        with contextlib.suppress(SlurmError):
-            await asyncio.to_thread(self._client.end_step, self._job_id, self._step_name, signal)
+        """Signal the step; again while Slurm does not list it, as ``srun`` may be making it."""
+        while True:
+            with contextlib.suppress(SlurmError):
+                if await asyncio.to_thread(
+                    self._client.end_step, self._job_id, self._step_name, signal
+                ):
+                    return
+            if self._process.returncode is not None:
+                return
+            await asyncio.sleep(_LIST_AGAIN_S)
 
 
 class NodeProbe:

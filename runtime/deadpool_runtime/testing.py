@@ -160,8 +160,10 @@ class FakeLauncher:
     # ------------------------------------------------------------ for tests
 
     def kill(self, rank: int) -> None:
-        """SIGKILL the rank's present process."""
-        os.kill(self._ranks[rank].pid, signal.SIGKILL)
+        """SIGKILL the rank's present process, unless it is gone already."""
+        pid = self._ranks[rank].pid
+        if pid:  # 0 would mean this process's whole group
+            os.kill(pid, signal.SIGKILL)
 
     def freeze(self, rank: int) -> None:
         """Stop the rank's process and give it up for lost; its connections stay open."""

@@ -105,7 +105,7 @@ def open_sender(
     token = secrets.token_bytes(_TOKEN_NBYTES)
     family, host = _own_host(store_address)
     with socket.create_server((host, 0), family=family) as server:
-        store.set(key, token + f"{host} {server.getsockname()[1]}".encode())
+        store.set(key, f"{token.hex()} {host} {server.getsockname()[1]}")
         while True:
             _await(server, void)
             stream = Stream(server.accept()[0], void)
@@ -117,10 +117,13 @@ def open_sender(
 def open_receiver(store: dist.Store, key: str, void: Callable[[], bool]) -> Stream:
     """Connect to the rank that waits in ``open_sender`` under the same ``key``."""
     store.wait([key], timedelta(seconds=SILENCE_S))
-    published = store.get(key)
-    host, port = published[_TOKEN_NBYTES:].decode().split()
-    stream = Stream(socket.create_connection((host, int(port)), timeout=SILENCE_S), void)
-    stream.send(memoryview(published[:_TOKEN_NBYTES]))
+    token, host, port = store.get(key).decode().split()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    stream = Stream(sock, void)
+    sock.connect_ex((host, int(port)))
+    _await(sock, void, writing=True)
+    stream.send(memoryview(bytes.fromhex(token)))
     return stream
 
 
@@ -158,7 +161,7 @@ def send_slot(stream: Stream, slot: Slot, on_cpu: set[str]) -> None:
     ]
     stream.send_sized(msgspec.msgpack.encode(Manifest(slot.step, len(meta), entries)))
     for chunk in _chunks(meta, slot):
-        stream.send(memoryview(chunk.numpy()))
+        stream.send(chunk.numpy().data)
     stream.send_sized(_digest(meta, slot).encode())
 
 
@@ -175,7 +178,7 @@ def receive_slot(stream: Stream, slot: Slot) -> int:
     meta = torch.empty(manifest.meta_nbytes, dtype=torch.uint8)
     targets = [meta, *(tensor.view(-1).view(torch.uint8) for tensor in slot.tensors.values())]
     for target in targets:
-        stream.receive_into(memoryview(target.numpy()))
+        stream.receive_into(target.numpy().data)
     encoded = meta.numpy().tobytes()
     if stream.receive_sized().decode() != _digest(encoded, slot):
         raise CorruptState(f"The state of step {manifest.step} arrived with a different hash.")

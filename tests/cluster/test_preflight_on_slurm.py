@@ -52,14 +52,15 @@ AGENT = textwrap.dedent("""\
     async def main():
         backend = make_backend(options)
         backend.discover(options)
-        script = "trap '' TERM; nproc; echo up; setsid sleep 100001 & sleep 100001"
+        script = "trap '' TERM; echo up; setsid sleep 100001 & sleep 100001"
         log = where / "agent.log"
         agent = await backend.start_agent(node, ["bash", "-c", script], log)
-        while "up" not in (log.read_text() if log.exists() else ""):
-            await asyncio.sleep(0.05)
-        (where / "up").touch()
-        while not (where / "stop").exists():
-            await asyncio.sleep(0.05)
+        if len(sys.argv) == 4:
+            while "up" not in (log.read_text() if log.exists() else ""):
+                await asyncio.sleep(0.05)
+            (where / "up").touch()
+            while not (where / "stop").exists():
+                await asyncio.sleep(0.05)
         await agent.stop(grace_s)
         print("told", '"%s %s"' % (await agent.wait(), agent.last_words()))
         await backend.close()
@@ -230,3 +231,21 @@ def test_stopped_agent_leaves_nothing_on_its_node(slurm: MiniCluster, grace_s: f
     (where / "stop").touch()
     assert finish(slurm, job).told.startswith("137 ")
     assert slurm.find_processes("n3", "sleep 100001") == []
+
+
+def test_agent_stopped_while_its_step_is_being_made_leaves_nothing(slurm: MiniCluster) -> None:
+    where = slurm.base / "agent-early"
+    where.mkdir()
+    script = job_script(slurm, "agent.py", AGENT)
+    run = shlex.join([sys.executable, str(script), str(where), "n3", "0", "early"])
+    # The job outlives the launcher, so that it is not the job's end that ends the step.
+    job = submit(slurm, f"{run}; touch {where}/done; while true; do sleep 1; done")
+    wait_until((where / "done").exists, bool, what="the agent is stopped", timeout_s=PATIENCE_S)
+    assert slurm.find_processes("n3", "sleep 100001") == []
+    assert [
+        step
+        for step in slurm.run_on(
+            "n1", ["squeue", "-h", "--steps", "-j", str(job), "-o", "%j"]
+        ).stdout.split()
+        if step.startswith("deadpool-")
+    ] == []

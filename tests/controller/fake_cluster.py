@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from bench import Bench, step_done
+from workbench import Bench, step_done
 
 from deadpool_launch.controller.config import Config
 from deadpool_launch.controller.events import (

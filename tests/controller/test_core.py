@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bench import Bench, bench, of_type, render, step_done, told
+from workbench import Bench, bench, of_type, render, step_done, told
 
 from deadpool_launch.controller.config import Config
 from deadpool_launch.controller.events import (

@@ -6,7 +6,7 @@ import os
 import random
 
 import pytest
-from bench import of_type, render
+from workbench import of_type, render
 from fake_cluster import FAULT_KINDS, LAST_STEP, FakeCluster, Fault, quick_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

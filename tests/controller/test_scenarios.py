@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from bench import Bench, render
+from workbench import Bench, render
 
 from deadpool_launch.controller.config import Config
 from deadpool_launch.controller.events import Action

@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,7 +68,8 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.drop(torch.relu(self.norm(self.first(x))))
-        return self.second(Marker.apply(x))
+        out: torch.Tensor = self.second(Marker.apply(x))  # type: ignore[no-untyped-call]
+        return out
 
 
 def main() -> None:
@@ -94,7 +96,7 @@ def main() -> None:
     torch.manual_seed(100 + rank)
     random.seed(200 + rank)
     np.random.seed(300 + rank)
-    options = {
+    options: dict[str, Any] = {
         "plain": {},
         "bucket-view": {"gradient_as_bucket_view": True},
         "unused": {"find_unused_parameters": True},
@@ -134,7 +136,7 @@ def main() -> None:
                 context = model.no_sync() if half.start == 0 else torch.enable_grad()
                 with context:
                     loss = nn.functional.cross_entropy(model(inputs[half] * scale), targets[half])
-                    (loss / 2).backward()
+                    (loss / 2).backward()  # type: ignore[no-untyped-call]
                 losses.append(loss.item())
             if side is not None:
                 dist.all_reduce(torch.tensor(losses), group=side)

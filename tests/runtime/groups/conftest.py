@@ -23,7 +23,7 @@ import torch.distributed as dist
 from deadpool_runtime.groups import native
 
 #: Far above what anything takes, since the machine is shared.
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 _fork = multiprocessing.get_context("fork")
 
 

@@ -136,9 +136,11 @@ def main() -> None:
             mine = [p for r, s, p in deaths if r == rank and s == step.number]
             mine = [p for p in mine if fuse(args.out, f"{rank}-{step.number}-{p}")]
             (args.out / f"began-{rank}-{step.number}").touch()
-            if "start" in mine:
+            if "start" in mine or "backward" in mine:
+                # Only then has every rank sealed the state before.
                 for other in range(world_size):
                     wait_for(args.out / f"began-{other}-{step.number}")
+            if "start" in mine:
                 die()
             Bomb.armed = die if "backward" in mine else None
             if args.in_place:
