@@ -34,7 +34,7 @@ def prepare() -> None:
     native.load()
 
 
-def rank_environment(request: ForkRequest, begin: protocol.Begin) -> dict[str, str]:
+def rank_environment(request: ForkRequest, attempt: int, store: protocol.Address) -> dict[str, str]:
     """The variables ``torchrun`` documents for a worker, with this job's values."""
     return {
         "RANK": str(request.rank),
@@ -46,10 +46,10 @@ def rank_environment(request: ForkRequest, begin: protocol.Begin) -> dict[str, s
         "ROLE_RANK": str(request.rank),
         "ROLE_WORLD_SIZE": str(request.world_size),
         "ROLE_NAME": "default",
-        "MASTER_ADDR": begin.store.host,
-        "MASTER_PORT": str(begin.store.port),
+        "MASTER_ADDR": store.host,
+        "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": str(begin.attempt),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
         "TORCHELASTIC_RUN_ID": request.job_id,
         "DEADPOOL_RUN_DIR": request.run_dir,
     }
@@ -135,7 +135,9 @@ def run_rank(request: ForkRequest, channel: socket.socket) -> NoReturn:
     server = dist.TCPStore(request.host, 0, is_master=True, wait_for_workers=False)
     link.send(protocol.RankUp(os.getpid(), server.port))
     begin = control.wait_begin()
-    os.environ.update(rank_environment(request, begin))
+    # A replacement builds without peers: its own store cannot die under the script's rendezvous.
+    store = protocol.Address(request.host, server.port) if begin.replacement else begin.store
+    os.environ.update(rank_environment(request, begin.attempt, store))
     registry.install(detached=begin.replacement)
     context.install_context(
         context.RankContext(
@@ -149,7 +151,7 @@ def run_rank(request: ForkRequest, channel: socket.socket) -> NoReturn:
             link=link,
             control=control,
             registry=registry,
-            store=begin.store,
+            store=store,
             record_final_state=request.record_final_state,
             fault_step=request.fault_step,
             run_dir=request.run_dir,

@@ -9,6 +9,7 @@ because nothing up to *resume* changes a sealed slot, and restoring twice is res
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import closing
@@ -33,6 +34,8 @@ from deadpool_runtime.transfer import open_receiver, open_sender, receive_slot, 
 #: How long an exception in here may stay unexplained by a newer epoch.
 EXPLAIN_TIMEOUT_S = 60.0
 STORE_TIMEOUT = timedelta(seconds=60)
+#: One try to connect to a store.
+STORE_TRY_TIMEOUT = timedelta(seconds=2)
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Recovery:
         engines.reset_engines(self._models, self._optimizers)
         link.send(protocol.Parked(epoch, self._state.sealed(), self._control.aborted_s))
         plan = self._control.wait_plan(epoch)
-        self._store = registry.open_store(plan.store.host, plan.store.port, STORE_TIMEOUT)
+        self._store = self._open_store(plan)
         registry.rebuild(epoch, self._store)
         link.send(protocol.GroupsRebuilt(epoch, len(registry.groups)))
         self._exchange(plan, self._store)
@@ -94,6 +97,21 @@ class Recovery:
         self._control.wait_resume(epoch, plan.step)
         self._state.keep_only(plan.step)
         return Recovered(epoch, plan.step, own)
+
+    def _open_store(self, plan: protocol.Plan) -> dist.Store:
+        """Connect to the plan's store. In short tries: torch cannot be interrupted while it calls
+        for a host that has just died, and the next epoch need not wait for that."""
+        deadline = time.monotonic() + STORE_TIMEOUT.total_seconds()
+        host, port = plan.store.host, plan.store.port
+        while True:
+            try:
+                store = self._context.registry.open_store(host, port, STORE_TRY_TIMEOUT)
+            except RuntimeError:
+                if self._control.disturbed(plan.epoch) or time.monotonic() > deadline:
+                    raise
+                continue
+            store.set_timeout(STORE_TIMEOUT)
+            return store
 
     def _exchange(self, plan: protocol.Plan, store: dist.Store) -> None:
         """Send the plan's state to those that lack it, or receive it."""

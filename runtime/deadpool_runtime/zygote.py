@@ -36,7 +36,6 @@ def _import_everything() -> None:
     import numpy.random  # noqa: F401
     import torch
     import torch.distributed
-    import torch.distributed.optim
     import torch.nn.parallel
     import torch.optim.lr_scheduler
     import torch.utils.data.distributed

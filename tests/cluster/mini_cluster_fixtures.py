@@ -1,6 +1,6 @@
 """The pytest fixtures `cluster` and `slurm`; `tests/conftest.py` loads them for every test.
 
-`cluster` is one cluster of four nodes for the whole session. `slurm` is the same object, made
+`cluster` is one cluster of five nodes for the whole session. `slurm` is the same object, made
 whole before each test (all nodes on, idle, no jobs, Slurm's usual time-out) and examined after it:
 a process, a shared-memory or a temporary file that a job left on a node fails the test.
 """
@@ -24,7 +24,7 @@ def cluster() -> Iterator[MiniCluster]:
     reason = _why_it_cannot_run()
     if reason:
         pytest.fail(reason, pytrace=False)
-    with MiniCluster(nodes=4, slurmd_timeout_s=SLURMD_TIMEOUT_S) as running:
+    with MiniCluster(nodes=5, slurmd_timeout_s=SLURMD_TIMEOUT_S) as running:
         yield running
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from deadpool_runtime import context, protocol, session
@@ -28,7 +29,7 @@ class NoGroups:
         return 0
 
     def open_store(self, host: str, port: int, timeout: Any) -> Any:
-        return None
+        return dist.HashStore()
 
     def rebuild(self, epoch: int, store: Any) -> None:
         return None

@@ -1,9 +1,10 @@
 """A tiny data-parallel training that uses every kind of state a rank can have, for tests.
 
-``--hold RANK:STEP:WHERE`` makes the first process of a rank stop inside that step, where WHERE is
-``forward``, ``backward``, ``optimizer`` (after the update, before the step ends) or ``build``
-(before the first step; the step is 0): it writes ``<run dir>/hold-RANK-STEP`` and waits to be
-killed, so that a test knows exactly where a fault lands.
+``--hold RANK:STEP:WHERE`` makes the first process of a rank stand still inside that step, where
+WHERE is ``forward``, ``backward`` or ``optimizer`` (after the update, before the step ends): it
+makes the file ``<run dir>/hold-RANK-STEP`` and waits to be killed or for ``release-RANK-STEP``, so
+that a test knows exactly where a fault lands. ``--hold-replacement RANK`` does the same while a
+later process of that rank builds its model (as step 0).
 """
 
 from __future__ import annotations
@@ -28,16 +29,28 @@ import deadpool_runtime as deadpool
 
 
 def hold(name: str) -> None:
-    """Say that the place is reached, then wait for the end. Once per run: a later process goes
-    straight on.
+    """Say that the place is reached, then wait to be killed or released.
+
+    Once per run: a later process goes straight on.
     """
     path = Path(os.environ["DEADPOOL_RUN_DIR"]) / f"hold-{name}"
     try:
         path.touch(exist_ok=False)
     except FileExistsError:
         return
-    while True:
-        time.sleep(0.05)
+    released = path.with_name(f"release-{name}")
+    while not released.exists():
+        time.sleep(0.02)
+
+
+def later_process(rank: int) -> bool:
+    """Whether another process of this rank ran before this one."""
+    path = Path(os.environ["DEADPOOL_RUN_DIR"]) / f"was-here-{rank}"
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    return False
 
 
 class Marker(torch.autograd.Function):
@@ -82,6 +95,7 @@ def main() -> None:
         "--step-s", type=float, default=0.0, help="seconds each step takes at least"
     )
     parser.add_argument("--hold", action="append", default=[], metavar="RANK:STEP:WHERE")
+    parser.add_argument("--hold-replacement", type=int, metavar="RANK")
     parser.add_argument("--raise-at", metavar="RANK:STEP")
     parser.add_argument("--side-group", action="store_true")
     args = parser.parse_args()
@@ -89,7 +103,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     holds = {tuple(text.split(":")) for text in args.hold}
-    if (str(rank), "0", "build") in holds:
+    if args.hold_replacement == rank and later_process(rank):
         hold(f"{rank}-0")
     torch.manual_seed(1234)
     net = Net(args.width)

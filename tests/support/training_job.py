@@ -83,6 +83,10 @@ class TrainingJob:
         path = self.run_dir / f"hold-{rank}-{step}"
         self.wait(f"rank {rank} is in step {step}", path.exists)
 
+    def release(self, rank: int, step: int) -> None:
+        """Let a process that stands still in a step go on."""
+        (self.run_dir / f"release-{rank}-{step}").touch()
+
     def wait_step(self, step: int) -> None:
         """Wait until some rank has completed the step."""
         self.wait(f"step {step}", lambda: self.records("step", step=step))

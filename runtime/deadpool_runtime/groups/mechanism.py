@@ -23,6 +23,7 @@ from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as _c10d_bindings
 from torch.distributed import distributed_c10d as c10d
 
 from deadpool_runtime.groups import native
@@ -142,7 +143,7 @@ def choose() -> Mechanism:
     helper = inspect.signature(c10d._new_process_group_helper)
     if "enable_reconfigure" in helper.parameters:
         possible["reconfigure"] = ReconfigureMechanism
-    wanted = os.environ.get(_ENVIRONMENT, "swap")
+    wanted = os.environ.get(_ENVIRONMENT) or list(possible)[-1]
     if wanted not in possible:
         raise ValueError(
             f"{_ENVIRONMENT}={wanted} is not possible with torch {torch.__version__}; "
@@ -199,7 +200,7 @@ def _reconfigure(
     """Exchange addresses through the store, then let torch connect."""
     backend: Any = record.living()._get_backend(torch.device(next(iter(record.devices))))
     store.set(f"handle/{record.group_rank}", backend.get_reconfigure_handle())
-    options: Any = dist.ReconfigureOptions()  # type: ignore[attr-defined]
+    options = cast(Any, _c10d_bindings).ReconfigureOptions()
     options.uuid = epoch
     options.handles = [store.get(f"handle/{rank}").decode() for rank in range(record.group_size)]
     options.timeout = connect_timeout
@@ -225,6 +226,9 @@ class _RedirectedStore(dist.Store):
 
     def add(self, key: str, value: int) -> int:
         return self.target.add(key, value)
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        return self.target.compare_set(key, expected, desired)
 
     def check(self, keys: list[str]) -> bool:
         return self.target.check(keys)

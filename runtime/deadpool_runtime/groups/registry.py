@@ -136,6 +136,9 @@ class GroupRegistry:
         store client. ``epoch`` is the one that begins: a rebuild for an earlier one, which
         another thread may be about to start, fails. Returns how many connections were cut.
 
+        Two waits in Gloo are out of its reach and end only with the group's time-out: a receive
+        from any source, and, now and then, a receive whose peer was killed just as it sent.
+
         A detached process waits for nobody, and the program goes on building what it needs
         whatever happens to the others; there only a rebuild that has begun is broken.
         """

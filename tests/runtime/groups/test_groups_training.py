@@ -146,6 +146,7 @@ class Training:
         self._save(step)
 
     def _recover(self) -> None:
+        self.client.set(f"parked/{self.epoch}/{self.rank}", "")
         reset_engines([self.model], [self.optimizer])
         store = self.registry.open_store("127.0.0.1", self.crew.port, PATIENCE)
         has_state = self.incarnation == 0 or not self.registry.detached
@@ -226,11 +227,36 @@ def train(
         return Training(crew, rank, options, deaths, accumulate, incarnation, epoch).run()
 
     workers = {rank: crew.start(body, rank, 0, 0) for rank in range(WORLD_SIZE)}
-    for epoch, death in enumerate(deaths, start=1):
-        workers[death.rank].wait_until_dead()
-        crew.store.set(f"fault/{epoch}", "")
-        workers[death.rank] = crew.start(body, death.rank, death.incarnation + 1, epoch)
+    incarnations = dict.fromkeys(workers, 0)
+    epoch = 0
+    for death in deaths:
+        lost = {death.rank} if incarnations[death.rank] == death.incarnation else set()
+        while lost:
+            for rank in lost:
+                workers[rank].wait_until_dead()
+            epoch += 1
+            crew.store.set(f"fault/{epoch}", "")
+            for rank in lost:
+                incarnations[rank] += 1
+                workers[rank] = crew.start(body, rank, incarnations[rank], epoch)
+            lost = {rank for rank in workers if not _has_parked(crew, rank, epoch)}
+            for rank in lost:
+                os.kill(workers[rank].pid, signal.SIGKILL)
     return [workers[rank].result() for rank in range(WORLD_SIZE)]
+
+
+def _has_parked(crew: Any, rank: int, epoch: int) -> bool:
+    """Whether the rank has left its step for this epoch; one that has not is replaced as well.
+
+    Gloo now and then forgets a receive whose peer is killed at that moment: the connection is
+    closed and nobody wakes the receiver, whom then only the group's time-out frees.
+    """
+    try:
+        crew.store.wait([f"parked/{epoch}/{rank}"], timedelta(seconds=10))
+    except dist.DistStoreError:
+        print(f"rank {rank} has not parked for epoch {epoch}")
+        return False
+    return True
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
