@@ -8,6 +8,7 @@ What lives here is the order of things before and after the job itself, which
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import os
 import shlex
@@ -65,7 +66,9 @@ async def _launch(options: LaunchOptions) -> int:
         code = await driver.run()
         if driver.finish is not None:
             if driver.finish.detail:
-                click.echo(driver.finish.detail.rstrip(), err=True)
+                # A full disk or a closed terminal changes nothing about the verdict.
+                with contextlib.suppress(OSError):
+                    click.echo(driver.finish.detail.rstrip(), err=True)
             journal.say(describe_exit(driver.finish))
         return code
     finally:

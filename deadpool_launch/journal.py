@@ -18,10 +18,11 @@ back in order. The launcher's log for people (``deadpool.log``) is written besid
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,37 +31,51 @@ LOG_NAME = "deadpool.log"
 
 
 class Journal:
-    """Appends to the journal and the log; both are flushed line by line."""
+    """Appends to the journal and the log; both are flushed line by line.
 
-    def __init__(self, run_dir: Path, echo: Any) -> None:
+    A full disk or a closed terminal costs lines, never the job: writing fails silently from then
+    on, and ``lost_lines`` counts what is missing.
+    """
+
+    def __init__(self, run_dir: Path, echo: Callable[[str], None]) -> None:
         self._journal = _open_private(run_dir / JOURNAL_NAME)
         self._log = _open_private(run_dir / LOG_NAME)
         self._echo = echo
+        self.lost_lines = 0
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one record with the current time."""
         record = {"at": round(time.time(), 6), "kind": kind, **fields}
-        self._journal.write(json.dumps(record, separators=(",", ":")) + "\n")
-        self._journal.flush()
+        self._append(self._journal, json.dumps(record, separators=(",", ":")))
 
     def say(self, text: str) -> None:
         """Tell the user: to the terminal, the log and the journal."""
         self.write("say", text=text)
         line = f"{time.strftime('%H:%M:%S')} {text}"
-        self._log.write(line + "\n")
-        self._log.flush()
-        self._echo(line)
+        self._append(self._log, line)
+        try:
+            self._echo(line)
+        except OSError:
+            self.lost_lines += 1
+
+    def _append(self, fd: int, line: str) -> None:
+        data = (line + "\n").encode()
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+        except OSError:
+            self.lost_lines += 1
 
     def close(self) -> None:
         """Write out everything and close both files."""
-        os.fsync(self._journal.fileno())
-        self._journal.close()
-        self._log.close()
+        for fd in (self._journal, self._log):
+            with contextlib.suppress(OSError):
+                os.fsync(fd)
+            os.close(fd)
 
 
-def _open_private(path: Path) -> Any:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    return os.fdopen(fd, "w", encoding="utf-8")
+def _open_private(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 def read(run_dir: Path) -> Iterator[dict[str, Any]]:

@@ -29,8 +29,10 @@ class Config:
     agent_start_s: float = 60.0
     #: From ``StartRanks`` until ``RankUp``.
     rank_start_s: float = 120.0
-    #: From ``Revoke`` until ``Parked``.
-    park_s: float = 30.0
+    #: From ``Revoke`` until ``Parked``. A survivor parks when its body comes to the next
+    #: collective or to its end, which may be the end of a validation or of a checkpoint; only one
+    #: that is truly stuck is worth killing, since its copy of the state goes with it.
+    park_s: float = 1800.0
     #: From a replacement's ``Begin`` until its ``Parked``.
     build_s: float = 300.0
     #: From ``Plan`` until ``Restored``.

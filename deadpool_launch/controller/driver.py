@@ -241,6 +241,9 @@ class JobDriver:
         """
         log_path = self._run_dir / "logs" / f"agent-{node}.log"
         try:
+            # Whoever writes them later keeps the mode.
+            for path in (log_path, Path(f"{log_path}.srun")):
+                path.touch(mode=0o600)
             handle = await self._backend.start_agent(
                 node, self._agent_argv(node, f"{self._launcher_host}:{self._port}"), log_path
             )

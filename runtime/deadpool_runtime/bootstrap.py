@@ -68,6 +68,14 @@ def users_traceback(error: BaseException, script: str) -> str:
     return "".join(traceback.format_exception(type(error), error, first))
 
 
+def _one_line(error: BaseException) -> str:
+    """The exception as the last line of its traceback says it, even if it cannot say it itself."""
+    try:
+        return traceback.format_exception_only(type(error), error)[-1].strip()
+    except Exception:
+        return type(error).__name__
+
+
 def _exit_code(error: SystemExit) -> int:
     """The process exit code that Python would use for this ``SystemExit``."""
     if error.code is None:
@@ -98,13 +106,8 @@ def _run_script(script: str, args: list[str]) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-def _leave(code: int) -> NoReturn:
-    """End as the interpreter would, but without tearing down threads that sit in a store or a
-    collective.
-
-    Interpreter exit with a thread inside a TCPStore call ends in std::terminate, so after the
-    user's exit handlers and non-daemon threads the process leaves directly.
-    """
+def _finish_exit_work() -> None:
+    """Do what the interpreter does at its exit for the script: threads, exit handlers, output."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -112,21 +115,16 @@ def _leave(code: int) -> NoReturn:
             stream.flush()
         except (OSError, ValueError):
             continue
-    os._exit(code)
 
 
-def run_rank(request: ForkRequest, channel: socket.socket) -> NoReturn:
-    """Be rank ``request.rank`` until the script ends. Called in the forked process; never
-    returns.
-    """
+def _set_up(request: ForkRequest, link: RankLink) -> None:
+    """Meet the launcher, wait for its word to begin, and put the rank's context in place."""
     import torch.distributed as dist
 
     from deadpool_runtime import context
     from deadpool_runtime.control import Control
     from deadpool_runtime.groups.registry import GroupRegistry
 
-    faulthandler.enable()
-    link = RankLink(channel)
     registry = GroupRegistry()
     control = Control(link, registry)
     link.start(control.on_message)
@@ -157,21 +155,43 @@ def run_rank(request: ForkRequest, channel: socket.socket) -> NoReturn:
             run_dir=request.run_dir,
         )
     )
+
+
+def run_rank(request: ForkRequest, channel: socket.socket) -> NoReturn:
+    """Be rank ``request.rank`` until the script ends. Called in the forked process; never
+    returns.
+    """
+    faulthandler.enable()
+    link = RankLink(channel)
+    try:
+        _set_up(request, link)
+    except Exception as error:
+        text = traceback.format_exc()
+        sys.stderr.write(text)
+        link.send(protocol.ScriptFailed(_one_line(error), text, 1))
+        os._exit(1)
     if request.record_final_state:
         _seed_by_rank(request.rank)
+    me = os.getpid()
+    failed: protocol.ScriptFailed | None = None
+    code = 0
     try:
         _run_script(request.script, list(request.script_args))
-        code = 0
     except SystemExit as error:
         code = _exit_code(error)
         if code != 0:
-            link.send(protocol.ScriptFailed(f"SystemExit: {error.code}", "", code))
+            failed = protocol.ScriptFailed(f"SystemExit: {error.code}", "", code)
     except BaseException as error:
         code = 1
         text = users_traceback(error, request.script)
         sys.stderr.write(text)
-        summary = traceback.format_exception_only(type(error), error)[-1].strip()
-        link.send(protocol.ScriptFailed(summary, text, code))
-    if code == 0:
+        failed = protocol.ScriptFailed(_one_line(error), text, code)
+    if failed is not None:
+        link.send(failed)
+    _finish_exit_work()
+    # A process that the script forked may come here too; it ends, but the rank has not.
+    if failed is None and os.getpid() == me:
         link.send(protocol.ScriptEnded())
-    _leave(code)
+    # Not through the interpreter's exit: a thread inside a TCPStore call would end it in
+    # std::terminate.
+    os._exit(code)

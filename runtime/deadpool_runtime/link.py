@@ -30,6 +30,9 @@ class RankLink:
         self._sock = sock
         self._lock = threading.Lock()
         self._codec = protocol.Codec(protocol.ToRank)
+        self._open = True
+        # A process that the script forks is not the rank and must not speak for it.
+        os.register_at_fork(after_in_child=self._forget)
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_NBYTES)
 
@@ -37,12 +40,18 @@ class RankLink:
         """Pass ``message`` to the agent. Returns silently when the agent is gone (see the module's
         text).
         """
+        if not self._open:
+            return
         data = protocol.frame(message)
         with self._lock:
             try:
                 self._sock.sendall(data)
             except OSError:
                 return
+
+    def _forget(self) -> None:
+        self._open = False
+        self._sock.close()
 
     def start(self, on_message: Callable[[Any], None]) -> None:
         """Start the reader thread; ``on_message`` runs on it for each message, in order."""

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from typing import NoReturn
 
 import msgspec
@@ -114,6 +115,8 @@ def _fork_rank(request: ForkRequest, channel: socket.socket, parked: socket.sock
             os.close(writer)
             try:
                 _become_rank(request, channel, parked)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(70)
         os.write(writer, pid.to_bytes(8, "big"))

@@ -6,10 +6,10 @@ import os
 import random
 
 import pytest
-from workbench import of_type, render
 from fake_cluster import FAULT_KINDS, LAST_STEP, FakeCluster, Fault, quick_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from workbench import of_type, render
 
 from deadpool_launch.controller.events import (
     IncidentClosed,

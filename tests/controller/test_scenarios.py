@@ -91,6 +91,8 @@ def _config(words: list[str]) -> Config:
         else:
             settings[field.name] = value if field.name == "spare_start" else _number(value)
     assert not given, f"not in Config: {given}"
+    # Short, so that the stories are; see the comment at the default.
+    settings.setdefault("park_s", 30.0)
     return Config(**settings)
 
 

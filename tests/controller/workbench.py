@@ -206,6 +206,7 @@ def step_done(epoch: int, step: int, digest: str = "") -> protocol.StepDone:
 def bench(**changes: Any) -> Bench:
     """Two active nodes of two ranks and one spare, unless told otherwise."""
     settings: dict[str, Any] = {"active": ("n1", "n2"), "spares": ("n3",), "nproc_per_node": 2}
+    settings["park_s"] = 30.0
     settings.update(changes)
     return Bench(Config(**settings))
 

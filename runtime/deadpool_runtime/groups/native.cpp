@@ -7,6 +7,13 @@
 //
 // Only the headers that are needed are included, since this is compiled on the user's machine.
 
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+
 #include <torch/csrc/utils/pybind.h>
 
 #include <torch/csrc/distributed/c10d/FakeProcessGroup.hpp>
@@ -115,6 +122,136 @@ struct ReducerAccess : c10d::Reducer {
   }
 };
 
+// Gloo's threads wait for a message to be received or sent in UnboundBuffer::waitRecv and waitSend.
+// When a connection breaks after the head of a message was read and before its end, Gloo forgets
+// to wake the one who waits for it (Pair::signalException looks at pending operations; this one is
+// pending no longer), and only the group's time-out, by default half an hour, ends the wait. So
+// both functions are wrapped, through the class's virtual table, by one that knows who waits.
+namespace waits {
+
+using Milliseconds = std::chrono::milliseconds;
+using Wait = bool (*)(void* buffer, int* rank, Milliseconds timeout);
+using Abort = void (*)(void* buffer);
+
+struct Kind {
+  Wait wait = nullptr;
+  Abort abort = nullptr;
+};
+
+Kind receiving;
+Kind sending;
+std::mutex mutex;
+std::vector<std::pair<void*, Abort>> waiting;
+std::atomic<bool> aborted{false};
+
+[[noreturn]] void refuse() {
+  throw std::runtime_error("the process groups of this process were aborted");
+}
+
+struct Entry {
+  Entry(void* buffer, Abort abort) : entry_(buffer, abort) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (aborted) {
+      refuse();
+    }
+    waiting.push_back(entry_);
+  }
+  ~Entry() {
+    std::lock_guard<std::mutex> lock(mutex);
+    waiting.erase(std::find(waiting.begin(), waiting.end(), entry_));
+  }
+  std::pair<void*, Abort> entry_;
+};
+
+bool guarded(const Kind& kind, void* buffer, int* rank, Milliseconds timeout) {
+  Entry entry(buffer, kind.abort);
+  const bool done = kind.wait(buffer, rank, timeout);
+  // Gloo's algorithms take no notice of false and would go on with what is in the buffer.
+  if (!done && aborted) {
+    refuse();
+  }
+  return done;
+}
+
+bool wait_recv(void* buffer, int* rank, Milliseconds timeout) {
+  return guarded(receiving, buffer, rank, timeout);
+}
+
+bool wait_send(void* buffer, int* rank, Milliseconds timeout) {
+  return guarded(sending, buffer, rank, timeout);
+}
+
+bool put(void** slot, void* function) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto start = reinterpret_cast<uintptr_t>(slot) & ~(page - 1);
+  const auto length = reinterpret_cast<uintptr_t>(slot + 1) - start;
+  auto* address = reinterpret_cast<void*>(start);
+  if (mprotect(address, length, PROT_READ | PROT_WRITE) != 0) {
+    return false;
+  }
+  *slot = function;
+  mprotect(address, length, PROT_READ);
+  return true;
+}
+
+// Wraps both functions, once; false where this torch's Gloo is not the one described above.
+bool guard() {
+  if (receiving.wait != nullptr) {
+    return true;
+  }
+  void* library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) {
+    return false;
+  }
+#define GLOO_BUFFER "N4gloo9transport3tcp13UnboundBuffer"
+#define GLOO_WAIT "EPiNSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"
+  auto** table = static_cast<void**>(dlsym(library, "_ZTV" GLOO_BUFFER "E"));
+  void* functions[] = {
+      dlsym(library, "_Z" GLOO_BUFFER "8waitRecv" GLOO_WAIT),
+      dlsym(library, "_Z" GLOO_BUFFER "8waitSend" GLOO_WAIT),
+      dlsym(library, "_Z" GLOO_BUFFER "13abortWaitRecvEv"),
+      dlsym(library, "_Z" GLOO_BUFFER "13abortWaitSendEv")};
+#undef GLOO_BUFFER
+#undef GLOO_WAIT
+  if (table == nullptr) {
+    return false;
+  }
+  void** slots[] = {nullptr, nullptr};
+  for (int entry = 2; entry < 12; ++entry) {
+    for (int which : {0, 1}) {
+      if (functions[which] != nullptr && table[entry] == functions[which]) {
+        slots[which] = &table[entry];
+      }
+    }
+  }
+  for (void* part : {functions[2], functions[3], (void*)slots[0], (void*)slots[1]}) {
+    if (part == nullptr) {
+      return false;
+    }
+  }
+  sending = {reinterpret_cast<Wait>(functions[1]), reinterpret_cast<Abort>(functions[3])};
+  receiving = {reinterpret_cast<Wait>(functions[0]), reinterpret_cast<Abort>(functions[2])};
+  return put(slots[0], reinterpret_cast<void*>(&wait_recv)) &&
+      put(slots[1], reinterpret_cast<void*>(&wait_send));
+}
+
+// Ends every wait under way and refuses new ones until `allow`. A buffer that is in the list
+// cannot go away meanwhile: whoever waits for it has to take the lock to leave the list.
+size_t abort() {
+  std::lock_guard<std::mutex> lock(mutex);
+  aborted = true;
+  for (const auto& [buffer, abort_wait] : waiting) {
+    abort_wait(buffer);
+  }
+  return waiting.size();
+}
+
+void allow() {
+  aborted = false;
+}
+
+} // namespace waits
+
 } // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -124,6 +261,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("detached_backend", [](int rank, int size) {
     return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<DetachedBackend>(rank, size));
   });
+  module.def("guard_waits", &waits::guard);
+  module.def("abort_waits", &waits::abort, py::call_guard<py::gil_scoped_release>());
+  module.def("allow_waits", &waits::allow);
   module.def("freeze_buckets", &ReducerAccess::freeze_buckets);
   module.def("keep_buckets", &ReducerAccess::keep_buckets);
 }

@@ -56,6 +56,7 @@ class GroupRegistry:
         self._aborted = threading.Event()
         #: Rebuilds for an epoch before this one are refused.
         self._oldest_epoch = 0
+        self._sealed = False
         self._mechanism = mechanism.choose()
         self._make_group: Callable[..., Any] | None = None
         self._make_store: Callable[..., Any] | None = None
@@ -90,7 +91,8 @@ class GroupRegistry:
                 "be rebuilt in place so far; INFO can."
             )
         assert self._make_group is None, "installed twice"
-        native.load()
+        #: Whether Gloo's own waits can be ended; if not, some end only with the group's time-out.
+        self.guards_waits = bool(native.load().guard_waits())
         self._detached = detached
         self._make_group = c10d._new_process_group_helper
         self._make_store = _rendezvous._create_c10d_store
@@ -107,6 +109,10 @@ class GroupRegistry:
         with self._lock:
             self._records.clear()
             self._stores.clear()
+
+    def seal(self) -> None:
+        """Refuse groups from here on: a replacement, which joins at a step, would lack them."""
+        self._sealed = True
 
     def open_store(self, host: str, port: int, timeout: timedelta) -> dist.TCPStore:
         """Connect a store client in which ``abort`` can interrupt a waiting thread."""
@@ -136,8 +142,8 @@ class GroupRegistry:
         store client. ``epoch`` is the one that begins: a rebuild for an earlier one, which
         another thread may be about to start, fails. Returns how many connections were cut.
 
-        Two waits in Gloo are out of its reach and end only with the group's time-out: a receive
-        from any source, and, now and then, a receive whose peer was killed just as it sent.
+        Waits are ended first, then connections are cut, which tells peers as well; cutting alone
+        does not free one who waits for the rest of a message that was half received.
 
         A detached process waits for nobody, and the program goes on building what it needs
         whatever happens to the others; there only a rebuild that has begun is broken.
@@ -148,6 +154,7 @@ class GroupRegistry:
             if self._detached and not self._rebuilding:
                 return 0
             self._aborted.set()
+            native.load().abort_waits()
             watches = [record.watch for record in self._records] + self._stores + self._opening
         return shut(watches)
 
@@ -169,8 +176,13 @@ class GroupRegistry:
                 self._rebuild_one(record, epoch, store, connect_timeout)
             self._detached = False
         finally:
-            self._rebuilding = False
             store.set_timeout(usual_timeout)
+            with self._lock:
+                self._rebuilding = False
+                # Only now: the threads of the old backends were joined on the way. If a newer
+                # epoch was declared meanwhile, its abort stands.
+                if self._oldest_epoch <= epoch:
+                    native.load().allow_waits()
 
     def _begin(self, epoch: int) -> None:
         with self._lock:
@@ -215,6 +227,11 @@ class GroupRegistry:
             raise UnsupportedLayout(
                 "init_process_group(device_id=...) lets groups be split from others, and such "
                 "groups cannot be rebuilt in place so far."
+            )
+        if self._sealed:
+            raise UnsupportedLayout(
+                "A process group was made after the first step, and a rank that is replaced later "
+                "would not have it: make all groups before job.steps."
             )
         watch = SocketWatch()
         with self._interruptible(watch):

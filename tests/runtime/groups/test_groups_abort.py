@@ -68,6 +68,7 @@ COLLECTIVES: dict[str, Callable[[], Any]] = {
     "monitored_barrier": lambda: dist.monitored_barrier(timeout=PATIENCE),
     "send": lambda: dist.send(torch.ones(16_000_000), 1),
     "recv": lambda: dist.recv(_small(), 1),
+    "recv_from_any": lambda: dist.recv(_small()),
     "batch_isend_irecv": _exchange,
 }
 
