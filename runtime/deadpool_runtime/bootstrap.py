@@ -117,8 +117,11 @@ def _finish_exit_work() -> None:
             continue
 
 
-def _set_up(request: ForkRequest, link: RankLink) -> None:
-    """Meet the launcher, wait for its word to begin, and put the rank's context in place."""
+def _set_up(request: ForkRequest, link: RankLink) -> object:
+    """Meet the launcher, wait for its word to begin, and put the rank's context in place.
+
+    Returns the store's server, which listens for as long as it is kept.
+    """
     import torch.distributed as dist
 
     from deadpool_runtime import context
@@ -155,6 +158,7 @@ def _set_up(request: ForkRequest, link: RankLink) -> None:
             run_dir=request.run_dir,
         )
     )
+    return server
 
 
 def run_rank(request: ForkRequest, channel: socket.socket) -> NoReturn:
@@ -164,7 +168,7 @@ def run_rank(request: ForkRequest, channel: socket.socket) -> NoReturn:
     faulthandler.enable()
     link = RankLink(channel)
     try:
-        _set_up(request, link)
+        _store_server = _set_up(request, link)
     except Exception as error:
         text = traceback.format_exc()
         sys.stderr.write(text)

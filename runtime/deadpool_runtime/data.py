@@ -6,7 +6,8 @@ taken, set the random state from before the fetch, fetch. A ``DataLoader`` skips
 loading anything; other loaders are skipped by ``next()``; loaders with ``state_dict`` and
 ``load_state_dict`` are asked to do it themselves.
 
-A survivor rarely has to: the last batches are kept, and given again if nobody wrote into them.
+Survivors of a recovery do the same as a replacement: a batch that was handed out once may have
+been changed in ways nothing tells (``.data``, ``.numpy()``, ``.grad``), so none is given twice.
 
 Not covered: random augmentation inside ``DataLoader`` worker processes (their seeds and order are
 not part of the position), and samplers that draw from the global generators while they run.
@@ -15,20 +16,15 @@ not part of the position), and samplers that draw from the global generators whi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset
 
 from deadpool_runtime import rng
 from deadpool_runtime.encoding import detached_copy
 from deadpool_runtime.errors import Misuse
-
-#: Batches kept for survivors: one for each slot, and the one fetched last.
-KEPT = 4
-_CONSTANTS = (int, float, complex, bool, str, bytes, type(None))
 
 Position = dict[str, Any]
 
@@ -37,53 +33,19 @@ Position = dict[str, Any]
 class Fetched:
     """Batch ``number`` (from 1), or the end of the data when ``ended``.
 
-    ``position`` and ``before`` bring it back in another process; ``after`` is the random state
-    once it was fetched.
+    ``position`` and ``before``, the random state before the fetch, bring it back in any process.
     """
 
     number: int
     ended: bool
     position: Position
     before: rng.RngState
-    after: rng.RngState = field(default_factory=dict)
     batch: Any = None
-    kept: _Kept | None = None
 
     def take(self) -> Any:
         """Hand the batch out, holding no further reference to it here."""
         batch, self.batch = self.batch, None
         return batch
-
-
-class _Kept:
-    """A batch put away so that it can be given again, with the means to tell whether it was
-    written to meanwhile."""
-
-    def __init__(self, batch: Any) -> None:
-        leaves, self._spec = pytree.tree_flatten(batch)
-        self._leaves = [leaf.copy() if _is_array(leaf) else leaf for leaf in leaves]
-        self._versions = [_version(leaf) for leaf in leaves]
-
-    def again(self) -> tuple[bool, Any]:
-        """(True, the batch in fresh containers), or (False, None) if it may have been changed."""
-        for leaf, version in zip(self._leaves, self._versions, strict=True):
-            if version is None or _version(leaf) != version:
-                return False, None
-        leaves = [leaf.copy() if _is_array(leaf) else leaf for leaf in self._leaves]
-        return True, pytree.tree_unflatten(leaves, self._spec)
-
-
-def _is_array(leaf: Any) -> bool:
-    return type(leaf).__module__ == "numpy" and type(leaf).__name__ == "ndarray"
-
-
-def _version(leaf: Any) -> int | None:
-    """A number that changes when ``leaf`` is written to; None if that cannot be told."""
-    if isinstance(leaf, torch.Tensor):
-        return None if leaf.is_inference() else leaf._version
-    if _is_array(leaf):
-        return None if leaf.dtype.hasobject else 0
-    return 0 if isinstance(leaf, _CONSTANTS) else None
 
 
 class Batches:
@@ -106,49 +68,28 @@ class Batches:
         self._epoch = 0
         self._taken = 0
         self._start: dict[str, Any] = {}
-        self._history: dict[int, Fetched] = {}
         self._newest = 0
-
-    def knows(self, number: int) -> bool:
-        """Whether batch ``number`` was given before and is still at hand."""
-        return number in self._history
+        self._newest_position: Position = {}
 
     def position(self) -> Position:
         """The position of what was fetched last."""
-        return self._history[self._newest].position
+        return self._newest_position
 
     def obtain(self, number: int, *, last: bool = False) -> Fetched:
-        """Batch ``number``, which is the next one or one that was given before.
-
-        ``last``: the script wants no more; the answer is the end. Leaves the random generators
-        as they were after the batch was fetched the first time.
-        """
-        known = self._history.get(number)
-        if known is not None and known.ended == (last or known.ended):
-            if known.ended:
-                rng.restore(known.after)
-                return known
-            assert known.kept is not None
-            untouched, batch = known.kept.again()
-            if untouched:
-                rng.restore(known.after)
-                known.batch = batch
-                return known
-            return self.rewind(number, known.position, known.before)
-        if known is None and number != self._newest + 1:
+        """Batch ``number``, which is the next one. ``last``: the script wants no more; the answer
+        is the end."""
+        if number != self._newest + 1:
             raise Misuse(f"batch {number} was asked for after batch {self._newest}")
-        return self._fetch(number, last)
+        return self._noted(self._fetch(number, last))
 
     def rewind(self, number: int, position: Position, before: rng.RngState) -> Fetched:
         """Go to batch ``number`` as ``position`` describes it, whatever was fetched so far."""
-        self._history.clear()
         self._iterator = None
         self._epoch, self._taken = position["epoch"], position["taken"]
         self._start = position["start"]
-        self._newest = number - 1
         if position["ended"]:
             rng.restore(before)
-            return self._keep(Fetched(number, True, position, before, after=before))
+            return self._noted(Fetched(number, True, position, before))
         first = self._taken == 1
         rng.restore(self._start["rng"])
         for generator, state in zip(self._generators(), self._start["generators"], strict=True):
@@ -172,17 +113,17 @@ class Batches:
                 f"The loader has fewer batches than when batch {self._taken} of epoch "
                 f"{self._epoch} was first read: it must give the same ones each time."
             ) from None
-        return self._keep(self._fetched(number, batch, position, before))
+        return self._noted(Fetched(number, False, position, before, batch))
 
     def _fetch(self, number: int, last: bool) -> Fetched:
         before = rng.capture() if self._remember else {}
         loader_state = self._loader_state() if self._iterator is not None else None
         if last or (self._max_steps is not None and number > self._max_steps):
-            return self._keep(self._end(number, before))
+            return self._end(number, before)
         while True:
             if self._iterator is None:
                 if self._epoch == self._epochs:
-                    return self._keep(self._end(number, before))
+                    return self._end(number, before)
                 loader_state = self._loader_state()
                 self._open_epoch()
                 assert self._iterator is not None
@@ -197,24 +138,13 @@ class Batches:
                 continue
             self._taken += 1
             position = self._position(ended=False, loader=loader_state)
-            return self._keep(self._fetched(number, batch, position, before))
+            return Fetched(number, False, position, before, batch)
 
     def _end(self, number: int, before: rng.RngState) -> Fetched:
-        return Fetched(number, True, self._position(ended=True, loader=None), before, after=before)
+        return Fetched(number, True, self._position(ended=True, loader=None), before)
 
-    def _fetched(
-        self, number: int, batch: Any, position: Position, before: rng.RngState
-    ) -> Fetched:
-        if not self._remember:
-            return Fetched(number, False, position, before, batch=batch)
-        return Fetched(number, False, position, before, rng.capture(), batch, _Kept(batch))
-
-    def _keep(self, fetched: Fetched) -> Fetched:
-        self._newest = fetched.number
-        if self._remember:
-            self._history[fetched.number] = fetched
-            for number in [n for n in self._history if n <= fetched.number - KEPT]:
-                del self._history[number]
+    def _noted(self, fetched: Fetched) -> Fetched:
+        self._newest, self._newest_position = fetched.number, fetched.position
         return fetched
 
     def _open_epoch(self) -> None:

@@ -30,7 +30,7 @@ from deadpool_runtime.guard import StepGuard
 from deadpool_runtime.job import Job, Step
 from deadpool_runtime.offline import OfflineJob
 from deadpool_runtime.recovery import Recovered, Recovery, clear_frames
-from deadpool_runtime.state import TrainingState
+from deadpool_runtime.state import TrainingState, types_in
 
 #: How long an exception waits for the launcher's word before it is taken for the script's own.
 VERDICT_TIMEOUT_S = 120.0
@@ -67,6 +67,7 @@ def attach(
         context, _listed(model), _listed(optimizer), _listed(scheduler), dict(extras or {})
     )
     _attached = True
+    context.registry.seal()
     return job
 
 
@@ -133,13 +134,14 @@ class ProtectedJob(Job):
         self._context = context
         self._control = context.control
         self._link = context.link
-        self._on_device = any(
-            parameter.device.type != "cpu" for model in models for parameter in model.parameters()
-        )
-        self._scales = any(isinstance(item, torch.amp.GradScaler) for item in extras.values())
         self._training = TrainingState(models, optimizers, schedulers, extras)
         self._recovery = Recovery(context, self._training, models, optimizers)
-        self._guard = StepGuard(context.control, context.link)
+        self._guard = StepGuard(
+            context.control, context.link, self._training.tensors.parameters, optimizers
+        )
+        for extra in extras.values():
+            if isinstance(extra, torch.amp.GradScaler):
+                self._guard.watch_scaler(extra)
         self._batches: Batches | None = None
         self._epoch = context.epoch
         #: The newest step whose state is in place.
@@ -148,8 +150,9 @@ class ProtectedJob(Job):
         self._fault_due = context.fault_step if not context.replacement else None
         self._started = 0.0
         self._duration_s = 0.0
-        self._gradients: list[tuple[int, int] | None] = []
         self._noted_size = False
+        #: Types that were seen in ``job.state`` and came through a round trip.
+        self._good_types: set[type] = set()
 
     # ------------------------------------------------------------ the time line
 
@@ -192,6 +195,11 @@ class ProtectedJob(Job):
                         f"The body of step {step.number} ran outside of `with step:`, where it "
                         f"cannot be recovered."
                     )
+                if not step.completed and self._recovered is None:
+                    raise Misuse(
+                        f"An exception left the body of step {step.number} and was caught outside "
+                        f"of `with step:`: catch it inside the body, or let it end the script."
+                    )
         finally:
             self._guard.remove()
         self._report_final_state()
@@ -204,8 +212,7 @@ class ProtectedJob(Job):
             return self._finish(batches, number, step)
         # Once more: code between the body and here ran although its step was undone.
         self._set_state(detached_copy(recovered.own["user"]))
-        if batches.knows(number):
-            return batches.obtain(number)
+        self._training.restore_modes(recovered.own["modes"])
         return batches.rewind(number, recovered.own["data"], recovered.own["rng"])
 
     def _finish(self, batches: Batches, number: int, step: GuardedStep | None) -> Fetched:
@@ -219,8 +226,12 @@ class ProtectedJob(Job):
             "user": detached_copy(self._state),
             **self._training.own_part(),
         }
-        if self._completed <= 1:
+        types = types_in(own["user"])
+        if not types <= self._good_types:
             check_round_trip(own["user"], "job.state")
+            self._good_types |= types
+        if step is None or not step.is_last:
+            self._training.require_unchanged(self._completed)
         data = encode(own, "job.state")
         if len(data) > LARGE_OWN_NBYTES and not self._noted_size:
             self._noted_size = True
@@ -275,25 +286,23 @@ class ProtectedJob(Job):
             self._link.send(protocol.FaultPoint(step.number))
             while True:
                 time.sleep(3600)
-        self._gradients = self._gradient_marks()
         self._guard.begin(step.number, self._epoch)
         self._started = time.monotonic()
 
     def _leave(self, step: GuardedStep) -> None:
         """The body ended without an exception."""
-        # With Gloo that means every collective in it was whole, and the state is good even if a
-        # peer was lost by now. An aborted NCCL collective raises nothing and leaves garbage, so
-        # on a device the state counts only if nothing was aborted until it was copied.
-        disturbed = self._control.disturbed
-        if not disturbed(self._epoch):
-            self._require_optimizer_step(step)
+        # That proves nothing once a peer is lost: the script may have caught the exception of a
+        # broken collective or of the guard, and an aborted NCCL collective raises none. So the
+        # state counts only if nothing was aborted until it was copied.
+        if not self._is_void():
+            self._guard.require_used_gradients()
             with suppress(Interrupted):
                 self._guard.check()
         self._guard.end()
         started = time.monotonic()
-        if not (self._on_device and disturbed(self._epoch)):
+        if not self._is_void():
             self._training.copy(step.number)
-        if self._on_device and disturbed(self._epoch):
+        if self._is_void():
             self._recover_when_published()
             return
         self._completed = step.number
@@ -301,6 +310,10 @@ class ProtectedJob(Job):
         self._guard.blocked_s += ended - started
         self._duration_s = ended - self._started
         step.completed = True
+
+    def _is_void(self) -> bool:
+        """Whether the present body must be run again."""
+        return self._guard.interrupted or self._control.disturbed(self._epoch)
 
     def _leave_by(self, step: GuardedStep, error: BaseException) -> bool:
         """An exception left the body. True if a lost peer explains it and all is well again."""
@@ -310,6 +323,7 @@ class ProtectedJob(Job):
             return False
         if not self._control.disturbed(self._epoch):
             text = f"{type(error).__name__}: {error}"
+            text = text.encode(errors="backslashreplace").decode()  # messages are UTF-8
             self._link.send(protocol.StepRaised(self._epoch, step.number, text))
             verdict = self._control.wait_verdict(step.number, self._epoch, VERDICT_TIMEOUT_S)
             if verdict is not Verdict.REVOKED:
@@ -333,21 +347,3 @@ class ProtectedJob(Job):
         self._epoch, self._completed = recovered.epoch, recovered.step
         self._recovered = recovered
         self._set_state(detached_copy(recovered.own["user"]))
-
-    def _gradient_marks(self) -> list[tuple[int, int] | None]:
-        """For each parameter, which gradient it has and how often that was written to."""
-        return [
-            None if tensor.grad is None else (id(tensor.grad), tensor.grad._version)
-            for _, tensor in self._training.tensors.parameters()
-        ]
-
-    def _require_optimizer_step(self, step: GuardedStep) -> None:
-        if self._guard.stepped or self._scales:
-            return
-        marks = self._gradient_marks()
-        if marks != self._gradients and any(mark is not None for mark in marks):
-            raise Misuse(
-                f"The body of step {step.number} computed gradients but no optimizer stepped: "
-                f"gradient accumulation belongs inside one `with step:`, together with its "
-                f"optimizer.step()."
-            )

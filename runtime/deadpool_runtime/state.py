@@ -3,7 +3,9 @@
 State ``k`` is what a rank has after the body of step ``k``. Its *replicated* part is the same on
 every rank (parameters, optimizer state, hyper-parameters, schedulers) and comes from a living peer
 when a rank is lost. Its *own* part (random number generators, data position, the user's values,
-what buffers and extras hold on this rank) no peer has, and travels to the launcher with every step.
+what buffers and extras hold on this rank, which modules train) no peer has, and travels to the
+launcher with every step. Buffers too large for that which never change are *constants*: hashed at
+the start, compared between the ranks by their hashes, and replicated.
 
 Why three slots, and why the optimizer guard of step ``k`` waits for the confirmation of ``k-1``.
 Let A copy state ``k``, overwriting ``k-3``:
@@ -23,20 +25,19 @@ longer has. State 0 is first overwritten at ``k = 3``; the guard of step 1 has n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from deadpool_runtime.encoding import Digest, check_round_trip, detached_copy
+from deadpool_runtime.encoding import Digest, check_round_trip, detached_copy, digest_of
 from deadpool_runtime.errors import Misuse, UnsupportedState
 from deadpool_runtime.tensors import PARTS, TensorMap, require_dense, without_repeats
 
 SLOTS = 3
-#: Buffers larger than this (bytes) count as changed only when torch's version counter says so;
-#: smaller ones are compared, since batch normalisation changes its buffers without counting.
-COMPARED_NBYTES = 1 << 20
+#: Buffers up to this size (bytes) always travel with the rank's own part.
+SMALL_NBYTES = 64 << 10
 
 
 class Slot:
@@ -74,9 +75,8 @@ class TrainingState:
         self._extras = {name: item for name, item in extras.items() if name not in modules}
         self.tensors = TensorMap(models, optimizers, modules)
         self.slots = [Slot() for _ in range(SLOTS)]
-        #: Buffers as they were first seen; what differs from this is the rank's own.
-        self._first_buffers: dict[str, tuple[torch.Tensor, int]] = {}
-        self._own_buffers: set[str] = set()
+        #: Hashes of the large buffers at the start of the job; None until they are needed.
+        self._constants: dict[str, str] | None = None
         self._check()
 
     def _check(self) -> None:
@@ -114,6 +114,17 @@ class TrainingState:
             torch._foreach_copy_(list(slot.tensors.values()), list(live.values()))
         slot.meta = self._meta()
         return slot
+
+    def require_unchanged(self, step: int) -> None:
+        """Raise ``Misuse`` if what optimizers and schedulers hold besides tensors is no longer
+        what was copied for ``step``: a replacement would not have that change."""
+        then, now = self.slots[step % SLOTS].meta, self._meta()
+        for part, spoken in (("hyper", "an optimizer's options"), ("schedulers", "a scheduler")):
+            if digest_of(then[part], spoken) != digest_of(now[part], spoken):
+                raise Misuse(
+                    f"Between the bodies of steps {step} and {step + 1} {spoken} changed, which "
+                    f"a replaced rank would not see: move that into the body."
+                )
 
     def seal(self, step: int, own: bytes) -> None:
         """Complete the slot of ``step`` with the own part."""
@@ -158,27 +169,30 @@ class TrainingState:
             "schedulers": [detached_copy(item.state_dict()) for item in self._schedulers],
             # Whether a gradient is None or merely zero decides whether optimizers skip it.
             "gradients": [tensor.grad is not None for _, tensor in self.tensors.parameters()],
+            "constants": self._known_constants(),
         }
 
+    def _known_constants(self) -> dict[str, str]:
+        if self._constants is None:
+            self._constants = {
+                key: digest_of(tensor, key)
+                for key, tensor in self.tensors.buffers()
+                if tensor.numel() * tensor.element_size() > SMALL_NBYTES
+            }
+        return self._constants
+
     def own_part(self) -> dict[str, Any]:
-        """What of models and extras only this rank has: changed buffers and the extras' states."""
+        """What of models and extras only this rank has: all buffers but the constants (None where
+        a buffer is missing), the extras' states, the modes."""
+        live, constants = dict(self.tensors.buffers()), self._known_constants()
         buffers = {}
-        for key, tensor in self.tensors.buffers():
-            if key not in self._own_buffers and self._has_changed(key, tensor):
-                self._own_buffers.add(key)
-            if key in self._own_buffers:
+        for key in self.tensors.buffer_keys():
+            tensor, original = live.get(key), constants.get(key)
+            # By value: batch normalisation, ``.data`` and numpy write without torch's counting.
+            if tensor is None or original is None or digest_of(tensor, key) != original:
                 buffers[key] = detached_copy(tensor)
         extras = {name: detached_copy(item.state_dict()) for name, item in self._extras.items()}
-        return {"buffers": buffers, "extras": extras}
-
-    def _has_changed(self, key: str, tensor: torch.Tensor) -> bool:
-        first = self._first_buffers.get(key)
-        if first is None:
-            self._first_buffers[key] = (tensor.detach().to("cpu", copy=True), tensor._version)
-            return False
-        if tensor.numel() * tensor.element_size() > COMPARED_NBYTES:
-            return tensor._version != first[1]
-        return not torch.equal(tensor.detach().to("cpu"), first[0])
+        return {"buffers": buffers, "extras": extras, "modes": self.tensors.modes()}
 
     # ------------------------------------------------------------ out of a slot
 
@@ -189,11 +203,8 @@ class TrainingState:
         ``own``: the decoded counterpart of ``own_part``.
         """
         slot = self.slot_of(step)
-        self._own_buffers |= set(own["buffers"])
-        for key, value in own["buffers"].items():
-            # A slot that came from a peer holds the peer's buffers.
-            if key in slot.tensors:
-                slot.tensors[key].copy_(value)
+        self._constants = dict(slot.meta["constants"])
+        self._settle_buffers(slot, own["buffers"])
         self._require_same(slot, optimizer=False)
         self.tensors.forget_optimizer_state(set(slot.tensors) | set(slot.meta["plain"]))
         self._create_optimizer_state(slot)
@@ -208,19 +219,47 @@ class TrainingState:
                 ],
             )
         self._restore_plain(slot.meta, own["extras"])
-        self._first_buffers = {
-            key: (tensor.detach().to("cpu", copy=True), tensor._version)
-            for key, tensor in self.tensors.buffers()
-            if key not in self._own_buffers
-        }
+        self.restore_modes(own["modes"])
+
+    def restore_modes(self, modes: dict[str, bytes]) -> None:
+        """Set which modules train and which parameters require gradients."""
+        self.tensors.restore_modes(modes)
+
+    def _settle_buffers(self, slot: Slot, own: dict[str, torch.Tensor | None]) -> None:
+        """Put this rank's own buffers into the slot, which may hold a peer's, and make room for
+        all of them in the modules."""
+        live, constants = dict(self.tensors.buffers()), self._known_constants()
+        for key in self.tensors.buffer_keys():
+            value = slot.tensors.get(key)
+            if key in own:
+                value = own[key]
+            elif value is not None and digest_of(value, key) != constants.get(key):
+                # The peer changed what was still the same on this rank.
+                value = live.get(key)
+                if value is None or digest_of(value, key) != constants.get(key):
+                    raise Misuse(
+                        f"{key} ({PARTS[key.split('/')[0]]}) changed on some ranks only, and its "
+                        f"first value is lost: buffers of more than {SMALL_NBYTES >> 10} KiB must "
+                        f"change on all ranks or on none."
+                    )
+                value = detached_copy(value.to("cpu"))
+            if value is None:
+                slot.tensors.pop(key, None)
+            else:
+                slot.tensors[key] = value
+            self.tensors.fit_buffer(key, value)
 
     def _require_same(self, slot: Slot, *, optimizer: bool) -> dict[str, torch.Tensor]:
-        """The live tensors, which must be those of ``slot`` in name and shape."""
+        """The live tensors, which must be those of ``slot`` in name, shape and type."""
         live = self.tensors.everything()
         names = {key for key in live.keys() | slot.tensors.keys() if optimizer or key[0] != "o"}
         for key in sorted(names):
             here, there = live.get(key), slot.tensors.get(key)
-            if here is None or there is None or here.shape != there.shape:
+            if (
+                here is None
+                or there is None
+                or (here.shape, here.dtype) != (there.shape, there.dtype)
+            ):
                 raise Misuse(
                     f"The model or optimizer of this process differs from the one that was saved, "
                     f"first at {key} ({PARTS[key.split('/')[0]]})."
@@ -271,8 +310,8 @@ class TrainingState:
     # ------------------------------------------------------------ hashes
 
     def replicated_digest(self) -> str:
-        """Hash of what must be the same on every rank, from the live objects. Buffers and extras
-        that are no modules may differ between ranks and are left out."""
+        """Hash of what must be the same on every rank, from the live objects. Of the buffers only
+        the constants, as they were at the start; extras that are no modules are left out."""
         digest = Digest()
         for key, tensor in self.tensors.parameters():
             digest.add(key, key)
@@ -281,7 +320,8 @@ class TrainingState:
             digest.add(key, key)
             digest.add_tensor(tensor)
         meta = self._meta()
-        digest.add([meta["hyper"], meta["plain"], meta["schedulers"]], "the optimizer's state")
+        parts = [meta["hyper"], meta["plain"], meta["schedulers"], meta["constants"]]
+        digest.add(parts, "the optimizer's state")
         return digest.hexdigest()
 
     def part_digests(self) -> dict[str, str]:
@@ -298,6 +338,19 @@ class TrainingState:
         for name, item in self._extras.items():
             digests["extras"].add([name, detached_copy(item.state_dict())], f"extra {name!r}")
         return {name: digest.hexdigest() for name, digest in digests.items()}
+
+
+def types_in(value: Any) -> set[type]:
+    """The types of a plain value and of everything in it."""
+    found, pending = set(), [value]
+    while pending:
+        each = pending.pop()
+        found.add(type(each))
+        if isinstance(each, Mapping):
+            pending += [*each.keys(), *each.values()]
+        elif isinstance(each, list | tuple | set):
+            pending += each
+    return found
 
 
 def _first(value: torch.Tensor, expanded: torch.Tensor) -> torch.Tensor:

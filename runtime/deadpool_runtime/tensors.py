@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from deadpool_runtime.errors import UnsupportedState
+from deadpool_runtime.errors import Misuse, UnsupportedState
 
 #: The first part of a key -> the name under which ``FinalState`` reports it.
 PARTS = {
@@ -53,6 +53,7 @@ class TensorMap:
         self._parameters: list[_Place] = []
         self._buffers: list[_Place] = []
         self._known: set[int] = set()
+        self._modules: dict[int, nn.Module] = {}
         for index, model in enumerate(models):
             self._add_module("", str(index), model)
         for name, module in extra_modules.items():
@@ -60,6 +61,7 @@ class TensorMap:
 
     def _add_module(self, prefix: str, label: str, root: nn.Module) -> None:
         for path, module in root.named_modules():
+            self._modules[id(module)] = module
             dot = f"{path}." if path else ""
             for name, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) not in self._known:
@@ -86,6 +88,39 @@ class TensorMap:
             buffer = place.home.get(place.name)
             if buffer is not None:
                 yield place.key, buffer
+
+    def buffer_keys(self) -> list[str]:
+        """The keys of all places for buffers, whether one is there or not."""
+        return [place.key for place in self._buffers]
+
+    def fit_buffer(self, key: str, like: torch.Tensor | None) -> None:
+        """Put a new tensor in the place of a buffer whose shape or type is not that of ``like``,
+        or none at all if that is None."""
+        place = next(place for place in self._buffers if place.key == key)
+        present = place.home.get(place.name)
+        if like is None:
+            place.home[place.name] = None
+        elif present is None or present.shape != like.shape or present.dtype != like.dtype:
+            device = "cpu" if present is None else present.device
+            place.home[place.name] = torch.empty_like(like, device=device)
+
+    def modes(self) -> dict[str, bytes]:
+        """Each module's ``training`` and each parameter's ``requires_grad``, one byte a flag."""
+        return {
+            "training": bytes(module.training for module in self._modules.values()),
+            "requires_grad": bytes(tensor.requires_grad for _, tensor in self.parameters()),
+        }
+
+    def restore_modes(self, modes: dict[str, bytes]) -> None:
+        """Set what ``modes`` returned."""
+        parameters = [tensor for _, tensor in self.parameters()]
+        if [len(self._modules), len(parameters)] != [len(flags) for flags in modes.values()]:
+            raise Misuse("The models of this process have other modules than those saved.")
+        for module, flag in zip(self._modules.values(), modes["training"], strict=True):
+            module.training = bool(flag)
+        for tensor, flag in zip(parameters, modes["requires_grad"], strict=True):
+            if tensor.requires_grad != bool(flag):
+                tensor.requires_grad_(bool(flag))
 
     def optimized(self) -> Iterator[tuple[int, int, int, torch.Tensor]]:
         """Optimizer, group and index in the group of every optimized parameter."""
