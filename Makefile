@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 NODES  ?= 4
 
-.PHONY: help setup packages demo check test test-all cluster cluster-shell cluster-down clean
+.PHONY: help setup packages demo check test test-all cluster cluster-shell cluster-fault cluster-down clean
 
 help:
 	@echo "make demo           a node dies under the example, a spare takes over; writes deadpool-demo.png"
@@ -13,6 +13,7 @@ help:
 	@echo "make check          format, lint, types, import contracts"
 	@echo "make cluster        a real Slurm cluster of NODES=$(NODES) nodes on this machine (root); Ctrl-C ends it"
 	@echo "make cluster-shell  a shell on its login node;  make cluster-down  end it from elsewhere"
+	@echo "make cluster-fault KIND=power-off NODE=n2   strike a node of it"
 
 packages:
 	@tools/debian-packages.sh build cluster
@@ -49,6 +50,9 @@ cluster: setup packages
 
 cluster-shell:
 	@$(BIN)/python tests/cluster/mini_cluster.py shell
+
+cluster-fault:
+	@$(BIN)/python tests/cluster/mini_cluster.py fault $(KIND) $(NODE)
 
 cluster-down:
 	@$(BIN)/python tests/cluster/mini_cluster.py down

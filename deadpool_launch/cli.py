@@ -5,23 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from deadpool_launch.errors import DeadpoolError, UsageError
+from deadpool_launch.entry import ScriptCommand, run_command
+from deadpool_launch.errors import UsageError
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.faults import parse_fault
 from deadpool_launch.options import LaunchOptions, choose_nproc, choose_site, default_run_dir
 from deadpool_launch.version import deadpool_version
 
 PROGRAM = "deadpool-launch"
-_SEPARATOR_HINT = (
-    f"arguments for the script go after --: {PROGRAM} train.py --spares 1 -- --lr 3e-4"
-)
 #: Options by heading of ``--help``; what is not named here comes under the last heading.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "Nodes and ranks": ("nodes", "spares", "nproc_per_node", "world_size", "spare_start"),
@@ -31,7 +28,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class _GroupedCommand(click.Command):
+class _GroupedCommand(ScriptCommand):
     """A command whose options are listed under headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -54,7 +51,8 @@ class _GroupedCommand(click.Command):
     epilog=(
         "Options may stand before or after SCRIPT; what follows -- is the script's own. "
         "Exit codes: 0 done, 2 wrong command line, 10 unsuitable allocation, 11 start failed, "
-        "20 script failed, 30 no spare left, 31 state lost, 32 recovery failed, 70 defect."
+        "20 script failed, 30 no spare left, 31 state lost, 32 recovery failed, 70 defect, "
+        "130 Ctrl-C, 143 SIGTERM (scancel, time limit)."
     ),
 )
 @click.argument("script", metavar="SCRIPT")
@@ -185,50 +183,12 @@ def to_options(
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit code, with every error told in one sentence."""
-    try:
-        _check_separator(arguments)
-        result = command.main(list(arguments), prog_name=PROGRAM, standalone_mode=False)
-        return int(result or 0)
-    except click.exceptions.NoSuchOption as error:
-        return _fail(
-            f"{error.option_name} is not an option of {PROGRAM}; {_SEPARATOR_HINT}", ExitCode.USAGE
-        )
-    except click.exceptions.MissingParameter:
-        return _fail(
-            f"no script given: {PROGRAM} [OPTIONS] SCRIPT [-- SCRIPT ARGS]", ExitCode.USAGE
-        )
-    except click.ClickException as error:
-        return _fail(_one_line(error.format_message()), ExitCode.USAGE)
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except click.exceptions.Abort:
-        return ExitCode.INTERRUPTED
-    except DeadpoolError as error:
-        return _fail(str(error), error.exit_code)
-    except Exception as error:
-        # The user gets one sentence whatever happens; the traceback is for the report of the
-        # defect.
-        if os.environ.get("DEADPOOL_TRACEBACK"):
-            traceback.print_exc()
-        return _fail(
-            f"internal error: {type(error).__name__}: {_one_line(str(error))} "
-            "(DEADPOOL_TRACEBACK=1 shows where)",
-            ExitCode.INTERNAL,
-        )
+    return run_command(command, arguments, PROGRAM)
 
 
 def main() -> None:
     """Entry point."""
     sys.exit(run(sys.argv[1:]))
-
-
-def _check_separator(arguments: Sequence[str]) -> None:
-    """Arguments for the script stand after ``--``; click itself would take them anywhere."""
-    own = list(arguments[: arguments.index("--")]) if "--" in arguments else list(arguments)
-    context = command.make_context(PROGRAM, [*own], resilient_parsing=True)
-    extra = context.params.get("extra") or ()
-    if extra:
-        raise UsageError(f"{extra[0]} is one argument too many; {_SEPARATOR_HINT}")
 
 
 def _readable_script(given: str) -> Path:
@@ -238,15 +198,6 @@ def _readable_script(given: str) -> Path:
     if not os.access(path, os.R_OK):
         raise UsageError(f"the script {given} cannot be read")
     return path
-
-
-def _fail(sentence: str, code: ExitCode) -> int:
-    click.echo(f"{PROGRAM}: {sentence}", err=True)
-    return code
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).rstrip(".")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import click
 from deadpool_launch import channel, faults
 from deadpool_launch.backends.base import Backend, Check
 from deadpool_launch.controller.config import Config
-from deadpool_launch.controller.driver import JobDriver, describe_exit
+from deadpool_launch.controller.driver import JobDriver
 from deadpool_launch.errors import UnsuitableError, UsageError
 from deadpool_launch.journal import Journal
 from deadpool_launch.options import LaunchOptions
@@ -34,9 +34,15 @@ from deadpool_runtime import protocol
 #: Heartbeats a node may miss before it counts as lost.
 HEARTBEATS_PER_TIMEOUT = 6
 FROZEN_AFTER_S = 1.0
+#: Beyond the time in which a lost node is noticed, and its loss told.
+CONFIRM_MARGIN_S = 5.0
+#: Largest script arguments, in bytes of UTF-8; they travel to every rank in one packet.
+MAX_ARGUMENTS_NBYTES = 64 << 10
 STOP_GRACE_S = 3.0
 #: Building the native part takes under a minute; a machine that needs longer has another problem.
 BUILD_S = 600
+#: Finding it built takes less than this.
+USUAL_BUILD_CHECK_S = 3
 
 
 def launch(options: LaunchOptions) -> int:
@@ -50,6 +56,7 @@ def launch(options: LaunchOptions) -> int:
 async def _launch(options: LaunchOptions) -> int:
     backend = make_backend(options)
     # What is wrong with the command line shows before anything is written.
+    _check_arguments(options.script_args)
     look(backend, options)
     run_dir = make_run_dir(Path(options.run_dir))
     journal = Journal(run_dir, click.echo)
@@ -64,18 +71,31 @@ async def _launch(options: LaunchOptions) -> int:
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, driver.request_stop, signum)
         code = await driver.run()
-        if driver.finish is not None:
-            if driver.finish.detail:
-                # A full disk or a closed terminal changes nothing about the verdict.
-                with contextlib.suppress(OSError):
-                    click.echo(driver.finish.detail.rstrip(), err=True)
-            journal.say(describe_exit(driver.finish))
+        if driver.finish is not None and driver.finish.detail:
+            # A full disk or a closed terminal changes nothing about the verdict.
+            with contextlib.suppress(OSError):
+                click.echo(driver.finish.detail.rstrip(), err=True)
         return code
     finally:
         await backend.close()
         journal.close()
         # The secret is of no use once no agent of this job can be there any more.
         (run_dir / channel.SECRET_NAME).unlink(missing_ok=True)
+
+
+def _check_arguments(script_args: Sequence[str]) -> None:
+    for argument in script_args:
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            raise UsageError(
+                f"script argument {argument.encode('utf-8', 'backslashreplace').decode()}: is not "
+                "UTF-8; write such names into a file and give the script that file"
+            )
+    nbytes = sum(len(argument.encode()) + 1 for argument in script_args)
+    if nbytes > MAX_ARGUMENTS_NBYTES:
+        raise UsageError(
+            f"the script's arguments have {nbytes} bytes, and {MAX_ARGUMENTS_NBYTES} at most can "
+            "be passed on: write them into a file and give the script that file"
+        )
 
 
 def make_run_dir(path: Path) -> Path:
@@ -101,19 +121,26 @@ def make_run_dir(path: Path) -> Path:
 def _build_native_part(journal: Journal) -> None:
     """Have the shim for this torch ready before any node needs it; a no-op after the first time."""
     command = [sys.executable, "-P", "-m", "deadpool_runtime.groups.native"]
-    try:
-        built = subprocess.run(
-            command, capture_output=True, text=True, timeout=BUILD_S, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UnsuitableError(
-            f"building the native part took longer than {BUILD_S} s; "
-            f"run it by hand: {shlex.join(command)}"
-        ) from error
-    if built.returncode != 0:
-        lines = built.stderr.strip().splitlines()
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+    ) as building:
+        try:
+            out, errors = building.communicate(timeout=USUAL_BUILD_CHECK_S)
+        except subprocess.TimeoutExpired:
+            journal.say("compiling the native part for this torch, once; it takes half a minute")
+            try:
+                out, errors = building.communicate(timeout=BUILD_S)
+            except subprocess.TimeoutExpired as error:
+                building.kill()
+                raise UnsuitableError(
+                    f"building the native part took longer than {BUILD_S} s; "
+                    f"run it by hand: {shlex.join(command)}"
+                ) from error
+    if building.returncode != 0:
+        lines = errors.strip().splitlines()
         raise UnsuitableError(lines[-1] if lines else f"{shlex.join(command)} failed")
-    journal.write("event", name="NativePartReady", path=built.stdout.strip())
+    journal.write("event", name="NativePartReady", path=out.strip())
 
 
 def _tell_checks(checks: Sequence[Check], journal: Journal) -> None:
@@ -148,6 +175,7 @@ def _job_driver(
         env=dict(allocation.env),
         heartbeat_s=options.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT,
         frozen_after_s=FROZEN_AFTER_S,
+        confirm_timeout_s=options.heartbeat_timeout_s + CONFIRM_MARGIN_S,
         stop_grace_s=STOP_GRACE_S,
         record_final_state=options.record_final_state,
         fault_steps={rank: fault.step for rank, fault in fault_plan.items()},
@@ -228,9 +256,11 @@ def _announce(
         version=importlib.metadata.version("deadpool-launch"),
     )
     spares = ", ".join(plan.spares) if plan.spares else "none"
+    ranks = f"{plan.world_size} {'rank' if plan.world_size == 1 else 'ranks'}"
     journal.say(
-        f"job {allocation.job_id}: {plan.world_size} ranks on {', '.join(plan.active)}; "
+        f"job {allocation.job_id}: {ranks} on {', '.join(plan.active)}; "
         f"spares: {spares}; run directory {run_dir}"
     )
     for remark in plan.remarks:
         journal.say(f"note: {remark}")
+    journal.say(f"each rank prints to a file of its own in {run_dir / 'logs'}")

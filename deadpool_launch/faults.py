@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -65,4 +66,43 @@ def parse_fault(text: str) -> Fault:
         raise UsageError(
             f"--fault {text}: {kind} strikes a rank; the target is its number, such as {kind}:2@5"
         )
+    if int(match["step"]) < 1:
+        raise UsageError(f"--fault {text}: steps count from 1")
     return Fault(kind, match["target"], int(match["step"]))
+
+
+def check_targets(faults: Sequence[Fault], active: Sequence[str], nproc_per_node: int) -> None:
+    """Raise a ``UsageError`` unless every fault strikes an active node or a rank that there is.
+
+    A fault is brought about by a rank that reaches its step: the target, or the node's first rank.
+    Each rank can do that once.
+    """
+    struck: dict[int, Fault] = {}
+    for fault in faults:
+        rank = _striking_rank(fault, active, nproc_per_node)
+        if rank in struck:
+            raise UsageError(
+                f"--fault {fault}: rank {rank} brings about {struck[rank]} already; "
+                "let another rank or node be struck"
+            )
+        struck[rank] = fault
+
+
+def _striking_rank(fault: Fault, active: Sequence[str], nproc_per_node: int) -> int:
+    if fault.rank is not None:
+        count = len(active) * nproc_per_node
+        if fault.rank >= count:
+            there = f"ranks go from 0 to {count - 1}" if count > 1 else "the only rank is 0"
+            raise UsageError(f"--fault {fault}: {there}")
+        return fault.rank
+    indices = [str(index) for index in range(len(active))]
+    for names in (list(active), indices):
+        if fault.target in names:
+            return names.index(fault.target) * nproc_per_node
+    raise UsageError(
+        f"--fault {fault}: {fault.target} is no active node; those are "
+        f"{', '.join(active)}, with indices from 0 to {len(active) - 1}"
+        if len(active) > 1
+        else f"--fault {fault}: {fault.target} is no active node; the only one is "
+        f"{active[0]}, with index 0"
+    )

@@ -237,6 +237,17 @@ class JournalTail:
 # ---------------------------------------------------------------- comparing two runs
 
 
+#: Digests of nothing: an empty part, one without schedulers, an empty ``job.state``. Written out,
+#: since the runtime that makes them needs torch and the launcher does without.
+NOTHING = frozenset(
+    {
+        "99aa06d3014798d86001c324468d497f",
+        "8860515d84491aa5eb378f1e0b4a3efb",
+        "82c6b749a4c2e3569464a2fcb480f24a",
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class PartComparison:
     """One part of the final state (parameters, optimizer, …) over all ranks."""
@@ -244,6 +255,8 @@ class PartComparison:
     part: str
     equal_ranks: tuple[int, ...]
     other_ranks: tuple[int, ...]
+    #: No rank of either run has anything in this part.
+    empty: bool = False
 
     @property
     def equal(self) -> bool:
@@ -271,7 +284,13 @@ def compare_finals(reference: RunView, disturbed: RunView) -> list[PartCompariso
             and digest == disturbed.finals.get(rank, {}).get(part)
         ]
         other = [rank for rank in ranks if rank not in equal]
-        rows.append(PartComparison(part, tuple(equal), tuple(other)))
+        seen = {
+            finals[rank].get(part)
+            for finals in (reference.finals, disturbed.finals)
+            for rank in finals
+        }
+        empty = not other and seen <= NOTHING
+        rows.append(PartComparison(part, tuple(equal), tuple(other), empty))
     return rows
 
 

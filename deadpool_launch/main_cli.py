@@ -6,11 +6,13 @@ import importlib
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
 
-from deadpool_launch.errors import DeadpoolError
+from deadpool_launch.entry import run_command
+from deadpool_launch.errors import UsageError
+from deadpool_launch.exits import ExitCode
 from deadpool_launch.version import deadpool_version, installed_version
 
 #: Subcommands that live elsewhere: name -> module and attribute of the click command, and one line.
@@ -21,6 +23,7 @@ _ELSEWHERE: Mapping[str, tuple[str, str, str]] = {
         "Strike a script with faults and compare it with a quiet run.",
     ),
 }
+PROGRAM = "deadpool"
 _SLURM_TIMEOUT_S = 5.0
 
 
@@ -38,6 +41,16 @@ class _LazyGroup(click.Group):
         assert isinstance(loaded, click.Command)
         return loaded
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-"):
+            raise UsageError(
+                f"{args[0]} is not a command of {PROGRAM}; those are {' and '.join(names)}"
+            )
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = []
         for name in self.list_commands(ctx):
@@ -46,23 +59,16 @@ class _LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except DeadpoolError as error:
-            click.echo(f"deadpool: {error}", err=True)
-            ctx.exit(error.exit_code)
-
 
 @click.group(
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
-def main() -> None:
+def command() -> None:
     """Tools around deadpool-launch."""
 
 
-@main.command()
+@command.command()
 def version() -> None:
     """Show the versions of everything a job depends on."""
     rows = {
@@ -106,6 +112,19 @@ def shim_state() -> str:
         return f"unknown ({type(error).__name__})"
     said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return said[-1] if said else "unknown"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; returns its exit code, with every error told in one sentence."""
+    if not arguments:
+        run_command(command, ["--help"], PROGRAM)
+        return ExitCode.USAGE
+    return run_command(command, arguments, PROGRAM)
+
+
+def main() -> None:
+    """Entry point."""
+    sys.exit(run(sys.argv[1:]))
 
 
 if __name__ == "__main__":

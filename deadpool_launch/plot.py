@@ -24,7 +24,7 @@ def require_matplotlib() -> None:
     """Raise a ``UsageError`` if plots cannot be drawn here; called before anything is started."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
-            "--plot: matplotlib is not installed; pip install 'deadpool-launch[plot]' brings it"
+            "--plot: matplotlib is not installed; install matplotlib (pip install matplotlib)"
         )
 
 
@@ -36,13 +36,14 @@ def check_path(path: Path) -> None:
         raise UsageError(f"--plot {path}: the folder does not exist")
 
 
-def draw(reference: RunView | None, disturbed: RunView, path: Path) -> None:
+def draw(reference: RunView | None, disturbed: RunView, path: Path, title: str) -> None:
     """Write the picture: above, loss by step; below, step by time, where recovery is a gap."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=12, wrap=True)
     by_step, by_time = figure.subplots(2, 1, height_ratios=[3, 2])
     _draw_losses(by_step, reference, disturbed)
     _draw_progress(by_time, reference, disturbed)
@@ -82,7 +83,7 @@ def _draw_losses(axes: Axes, reference: RunView | None, disturbed: RunView) -> N
             markersize=8,
             markerfacecolor="none",
             markeredgecolor=_INCIDENT,
-            label="run again",
+            label="interrupted step, run again",
         )
     axes.set_xlabel("step")
     axes.set_ylabel("loss, mean over ranks")

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -15,7 +15,7 @@ import psutil
 
 from deadpool_launch.display import Display
 from deadpool_launch.exits import ExitCode
-from deadpool_launch.follow import JournalTail, RunView
+from deadpool_launch.follow import JournalTail, Record, RunView
 
 _POLL_S = 0.1
 #: Ctrl-C: seconds that the launcher may take to end its nodes, then that killing may take.
@@ -31,6 +31,7 @@ class Outcome:
 
     exit_code: int
     view: RunView
+    run_dir: Path
     #: The last lines that the launcher wrote.
     last_lines: tuple[str, ...]
 
@@ -82,7 +83,7 @@ def run_once(
         with display:
             while True:
                 ended = _ended(process, _POLL_S)
-                view.apply_all(tail.records())
+                view.apply_all(without_run_dir(tail.records(), run_dir))
                 display.show(view)
                 if ended or interrupts.arrived:
                     break
@@ -93,7 +94,21 @@ def run_once(
     lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
     # As a shell says it: 128 + the signal that killed the launcher.
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-    return Outcome(code, view, tuple(lines[-_LAST_LINES:]))
+    return Outcome(code, view, run_dir, tuple(lines[-_LAST_LINES:]))
+
+
+def without_run_dir(records: Iterable[Record], run_dir: Path) -> Iterator[Record]:
+    """The records as they are to be shown: a rehearsal tells at its end which folders it leaves.
+
+    So the run directory in the first lines is left out, and a line that only says where logs lie.
+    """
+    path = str(run_dir.resolve())
+    for record in records:
+        text = record.get("text", "")
+        if record["kind"] != "say" or path not in text:
+            yield record
+        elif not text.endswith(f"{path}/logs"):
+            yield {**record, "text": text.replace(f"; run directory {path}", "")}
 
 
 def end_process(process: subprocess.Popen[bytes], interrupts: Interrupts) -> None:

@@ -6,11 +6,10 @@ processes; everything shown comes from their journals.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -20,10 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 from deadpool_launch import plot, timeline
+from deadpool_launch.backends.local import local_nodes
+from deadpool_launch.controller.wording import ranks_text
 from deadpool_launch.display import open_display
+from deadpool_launch.entry import ScriptCommand
 from deadpool_launch.errors import UsageError
 from deadpool_launch.exits import ExitCode
-from deadpool_launch.faults import Fault, parse_fault
+from deadpool_launch.faults import Fault, check_targets, parse_fault
 from deadpool_launch.follow import PartComparison, compare_finals, loss_curve
 from deadpool_launch.rehearsal_run import Interrupted, Interrupts, Outcome, run_once
 
@@ -65,6 +67,7 @@ class Rehearsal:
 
 
 @click.command(
+    cls=ScriptCommand,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     options_metavar="[OPTIONS]",
 )
@@ -118,7 +121,8 @@ class Rehearsal:
     "--keep",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Keep both run directories (journals and logs) here.  [default: removed]",
+    help="Keep both run directories (journals and logs) here.  [default: kept in a temporary "
+    "folder if the rehearsal fails, else removed]",
 )
 def rehearse(
     script: Path,
@@ -130,14 +134,14 @@ def rehearse(
     reference: bool,
     plot_path: Path | None,
     keep: Path | None,
-) -> None:
+) -> int:
     """Run SCRIPT on this machine, once undisturbed and once with faults, and compare.
 
     Nodes are groups of processes on this machine; no Slurm is needed.
 
     Exit codes: 0 every fault was brought about and both runs ended with the same bits, 2 wrong
-    command line, 40 the final states differ, 41 a fault was never brought about, otherwise that
-    of the run that failed.
+    command line, 40 the final states differ, 41 a fault was never brought about. A run that fails
+    passes on its own code, one of those of deadpool-launch (see deadpool-launch --help).
     """
     rehearsal = Rehearsal(
         script=script,
@@ -150,42 +154,42 @@ def rehearse(
         plot=plot_path,
     )
     check(rehearsal)
+    base = run_directory(keep)
+    wanted = True
     try:
-        with run_directory(keep) as base, Interrupts() as interrupts:
+        with Interrupts() as interrupts:
             code = run_rehearsal(rehearsal, base, Console(highlight=False), interrupts)
+        wanted = keep is not None or code != ExitCode.OK
     except Interrupted as error:
         click.echo("Interrupted; every process of the rehearsal has ended.", err=True)
         code = error.exit_code
-    if keep is not None:
-        click.echo(f"Run directories: {keep}")
-    elif code != ExitCode.OK:
-        click.echo("The logs are gone; --keep DIR keeps them.")
-    sys.exit(code)
+        wanted = keep is not None
+    finally:
+        if not wanted:
+            shutil.rmtree(base, ignore_errors=True)
+    if wanted:
+        click.echo(f"Run directories (logs, journals): {base}")
+    return code
 
 
 def check(rehearsal: Rehearsal) -> None:
     """Raise a ``UsageError`` for what would otherwise be found only after the first run."""
     if not rehearsal.script.is_file():
-        raise UsageError(f"{rehearsal.script}: no such file")
+        raise UsageError(f"there is no script {rehearsal.script}")
     if not rehearsal.faults:
         raise UsageError(
             "nothing to rehearse: name at least one --fault, such as --fault power-off:1@20"
         )
+    check_targets(rehearsal.faults, local_nodes(rehearsal.nodes), rehearsal.nproc_per_node)
     if rehearsal.plot is not None:
         plot.check_path(rehearsal.plot)
         plot.require_matplotlib()
 
 
-@contextlib.contextmanager
-def run_directory(keep: Path | None) -> Iterator[Path]:
+def run_directory(keep: Path | None) -> Path:
     """The folder for both runs' directories: ``keep`` (new or empty), or a temporary one."""
     if keep is None:
-        base = Path(tempfile.mkdtemp(prefix="deadpool-rehearsal-"))
-        try:
-            yield base
-        finally:
-            shutil.rmtree(base, ignore_errors=True)
-        return
+        return Path(tempfile.mkdtemp(prefix="deadpool-rehearsal-"))
     try:
         keep.mkdir(parents=True, exist_ok=True)
         used = any(keep.iterdir())
@@ -193,7 +197,7 @@ def run_directory(keep: Path | None) -> Iterator[Path]:
         raise UsageError(f"--keep {keep}: cannot be used ({error.strerror})") from error
     if used:
         raise UsageError(f"--keep {keep}: is not empty; name a new or empty folder")
-    yield keep.absolute()
+    return keep.absolute()
 
 
 def run_rehearsal(
@@ -217,7 +221,9 @@ def run_rehearsal(
         console.print(timeline.render(incident, console.width))
         console.print()
     if rehearsal.plot is not None:
-        plot.draw(None if reference is None else reference.view, disturbed.view, rehearsal.plot)
+        title = f"{rehearsal.script.name} with {', '.join(map(str, faults))}"
+        undisturbed = None if reference is None else reference.view
+        plot.draw(undisturbed, disturbed.view, rehearsal.plot, title)
         console.print(f"Loss curves: {rehearsal.plot}", markup=False)
     return _verdict(rehearsal, reference, disturbed, console)
 
@@ -270,6 +276,11 @@ def _verdict(
                 "Only random generators differ: a script that does not seed Python's random, "
                 "numpy.random and torch differs from run to run without any fault."
             )
+        else:
+            console.print(
+                "Often this is state that attach was not given (scheduler, scaler, averaged "
+                "weights) or a counter outside job.state."
+            )
         return RehearsalCode.STATES_DIFFER
     console.print(
         "SAME BITS: the final state equals that of the undisturbed run on every rank.",
@@ -284,11 +295,14 @@ def _states_table(comparisons: Sequence[PartComparison]) -> Table:
     table.add_column("against the undisturbed run")
     for comparison in comparisons:
         total = len(comparison.equal_ranks) + len(comparison.other_ranks)
-        if comparison.equal:
-            table.add_row(comparison.part, f"[green]same bits on all {total} ranks[/]")
+        if comparison.empty:
+            table.add_row(comparison.part, "[dim]none[/]")
+        elif comparison.equal:
+            where = "the only rank" if total == 1 else f"all {total} ranks"
+            table.add_row(comparison.part, f"[green]same bits on {where}[/]")
         else:
-            ranks = ", ".join(map(str, comparison.other_ranks))
-            table.add_row(comparison.part, f"[bold red]differs on {ranks} of {total} ranks[/]")
+            where = f"{ranks_text(comparison.other_ranks)} of {total}"
+            table.add_row(comparison.part, f"[bold red]differs on {where}[/]")
     return table
 
 
@@ -307,14 +321,20 @@ def _runs_table(reference: Outcome, disturbed: Outcome) -> Table:
 
 def _report_failure(name: str, outcome: Outcome, console: Console) -> None:
     end = outcome.view.end
-    reason = f": {end.verdict}, {end.reason}" if end is not None else ""
+    told = {text for _, text in outcome.view.says}
+    reason = ""
+    if end is not None:
+        reason = f": {end.verdict}"
+        # The display has just shown the launcher's last line, which gives the reason.
+        if not any(end.reason in text for text in told):
+            reason += f", {end.reason}"
     console.print(
         f"FAILED: the {name} ended with exit code {outcome.exit_code}{reason}",
         style="bold red",
         markup=False,
     )
     # What the launcher told people was shown already; the rest is a traceback or its own error.
-    told = {text for _, text in outcome.view.says}
     for line in outcome.last_lines:
-        if line.partition(" ")[2] not in told:
+        text = line.partition(" ")[2]
+        if text not in told and str(outcome.run_dir) not in text:
             console.print(f"  {line}", markup=False, soft_wrap=True)

@@ -12,10 +12,13 @@ from deadpool_launch.follow import IncidentView
 
 #: From this terminal width on there is room for a longer bar and for each phase's own time.
 _WIDE = 110
-_NARROW_BAR = 18
+_NARROW_BAR = 10
 _WIDE_BAR = 34
 _SECONDS_WIDTH = 6
 _GAP = 2
+_CAPTION = "A bar is the time spent to reach its row."
+#: Phases whose text may be what the headline says already.
+_FIRST_SIGNS = ("opened", "detected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +34,26 @@ class TimelineRow:
 def timeline(incident: IncidentView) -> list[TimelineRow]:
     """The incident's phases in the order in which they were reached.
 
-    A rehearsed fault comes first, before the first sign of it.
+    A rehearsed fault comes first, before the first sign of it. What the headline says is not said
+    again.
     """
     rows = []
+    first_sign = incident.records[0].get("detail", "")
     before = incident.fault_at
     if incident.fault is not None:
         since_s = incident.fault_at - incident.opened_at
         rows.append(TimelineRow("fault", str(incident.fault["fault"]), since_s, 0.0))
     for record in incident.records:
         at = float(record["at"])
+        phase, detail = str(record.get("phase", "")), str(record.get("detail", ""))
+        if phase in _FIRST_SIGNS and detail == first_sign:
+            detail = ""
+        if record.get("verdict") == "stopped":
+            detail = "the job ended"
         rows.append(
             TimelineRow(
-                phase=str(record.get("phase", "")),
-                detail=str(record.get("detail", "")),
+                phase=phase,
+                detail=detail,
                 since_s=at - incident.opened_at,
                 took_s=max(0.0, at - before),
             )
@@ -62,7 +72,7 @@ def headline(incident: IncidentView) -> str:
     )
     if incident.fault is not None:
         text += f" and {incident.closed_at - incident.fault_at:.2f} s after the fault"
-    if incident.replayed_steps is not None:
+    if incident.replayed_steps is not None and incident.verdict != "stopped":
         plural = "" if incident.replayed_steps == 1 else "s"
         text += f", {incident.replayed_steps} completed step{plural} run again"
     return text
@@ -91,13 +101,20 @@ def render(incident: IncidentView, width: int) -> RenderableType:
     phase_width = max(len("phase"), *(len(row.phase) for row in rows))
     widths = [phase_width, *[_SECONDS_WIDTH] * (1 + wide), bar_width]
     detail_width = max(10, width - sum(widths) - len(widths) * _GAP)
-    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+    table = Table(
+        box=None,
+        padding=(0, _GAP, 0, 0),
+        pad_edge=False,
+        header_style="bold",
+        caption=_CAPTION,
+        caption_justify="left",
+    )
     table.add_column("phase", width=phase_width)
     table.add_column("at s", justify="right", width=_SECONDS_WIDTH)
     if wide:
         table.add_column("took s", justify="right", width=_SECONDS_WIDTH)
     table.add_column("", width=bar_width)
-    table.add_column("what happened", width=detail_width, overflow="ellipsis", no_wrap=True)
+    table.add_column("what happened", width=detail_width)
     for row in rows:
         begin, length = bar(row, rows[0].since_s, rows[-1].since_s, bar_width)
         style = "red" if row is slowest and row.took_s > 0 else "cyan"

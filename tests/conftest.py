@@ -15,16 +15,25 @@ pytest_plugins = ["mini_cluster_fixtures"]
 
 
 @pytest.fixture(autouse=True)
-def _no_traces(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves a process, or a file in /dev/shm or /tmp.
+def _no_traces(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
+    """Fail a test that leaves a process, a temporary file, or a file of ours in /dev/shm.
 
-    Fixtures of a wider scope are set up before this one, so what they keep is not counted. On the
-    mini cluster nodes come and go; the fixture ``slurm`` looks for processes there.
+    Programs that the test starts get a temporary directory of their own. Fixtures of a wider scope
+    are set up before this one, so what they keep is not counted. On the mini cluster nodes come and
+    go and have directories of their own; the fixture ``slurm`` looks there.
     """
     from traces import new_traces, traces
 
-    processes = "cluster" not in request.fixturenames
-    before = traces(processes)
+    if "cluster" in request.fixturenames:
+        yield
+        return
+    directory = tmp_path_factory.mktemp("t")
+    monkeypatch.setenv("TMPDIR", str(directory))
+    before = traces(directory)
     yield
-    left = new_traces(before, processes, patience_s=30)
+    left = new_traces(before, directory, patience_s=30)
     assert not left, f"left behind: {sorted(left)}"

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from deadpool_launch.agent.ranks import POLL_S, NodeProcesses
@@ -30,6 +31,9 @@ from deadpool_runtime import parking, protocol
 
 #: How long an agent tries to reach its launcher.
 CONNECT_S = 30.0
+#: A launcher that takes nothing for this long is gone, or this node is cut off from it. Generous:
+#: it may be held up, and a node that is cut off takes no part in any later epoch anyway.
+LAUNCHER_SILENT_S = 120.0
 #: After SIGTERM (scancel, time limit) the launcher's word is awaited this long before the agent
 #: ends by itself.
 TERMINATED_WAIT_S = 3.0
@@ -61,7 +65,7 @@ class Agent:
             print(f"agent on {self._node}: the launcher did not answer the hello", file=sys.stderr)
             return 1
         spec = messages[0]
-        set_dead_peer_limits(writer.get_extra_info("socket"), spec.heartbeat_s * 12)
+        set_dead_peer_limits(writer.get_extra_info("socket"), LAUNCHER_SILENT_S)
         processes = NodeProcesses(spec, host, stream.send)
         await processes.start_parked(self._run_dir / "logs" / f"parked-{self._node}.log")
         loop = asyncio.get_running_loop()
@@ -70,8 +74,11 @@ class Agent:
             asyncio.create_task(self._serve(stream, processes, messages[1:])),
             asyncio.create_task(self._beat(stream, processes, spec.heartbeat_s)),
         ]
-        await self._stop.wait()
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                traceback.print_exception(error)
             task.cancel()
         grace_s = spec.stop_grace_s if self._told_to_stop else 0.0
         leftovers = await processes.stop_all(grace_s)
@@ -80,6 +87,9 @@ class Agent:
             async with asyncio.timeout(1.0):
                 await stream.drain()
         stream.close()
+        # The loop's wake-up descriptor goes with the loop; a late signal must not look for it.
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for leftover in leftovers:
             print(f"agent on {self._node}: could not end {leftover}", file=sys.stderr)
         return 0 if self._told_to_stop and not leftovers else 1

@@ -21,11 +21,14 @@ from typing import Any
 import msgspec
 import psutil
 
+from deadpool_launch.agent.orphans import GRACE_S, Orphans, children, reap
 from deadpool_runtime import parking, protocol
 
 #: How often processes are looked at for what the kernel does not report by itself (stopped,
 #: orphaned).
 POLL_S = 0.25
+#: How often a node's parked process is started, the first time included.
+PARKED_STARTS = 4
 
 
 @dataclass
@@ -67,13 +70,25 @@ class NodeProcesses:
         self._parked_process: asyncio.subprocess.Process | None = None
         self._answers = msgspec.msgpack.Decoder(parking.Warm | parking.Forked)
         self._killed_before_fork: set[tuple[int, int]] = set()
+        self._parked_log = Path(spec.run_dir)
+        self._warm = False
+        self._reported_warm = False
+        self._parked_starts = 0
+        self._orphans = Orphans()
+        self._postponed: list[protocol.StartRanks] = []
+        self._stopping = False
 
     # ------------------------------------------------------------ parked process
 
     async def start_parked(self, log_path: Path) -> None:
-        """Start the parked process; ``AgentReady`` is reported when torch is imported,
-        ``AgentFailed`` if it ends.
+        """Start the parked process.
+
+        ``AgentReady`` is reported when torch is imported. One that ends is replaced, since the
+        ranks do not depend on it; ``AgentFailed`` is reported if it ends before it was ready, or
+        too often.
         """
+        self._parked_log = log_path
+        self._parked_starts += 1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, **self._spec.env}
         environment.setdefault("OMP_NUM_THREADS", "1")
@@ -95,9 +110,9 @@ class NodeProcesses:
         os.close(log)
         ours.setblocking(False)
         self._parked = ours
-        self._loop.add_reader(ours, self._parked_answered, log_path)
+        self._loop.add_reader(ours, self._parked_answered)
 
-    def _parked_answered(self, log_path: Path) -> None:
+    def _parked_answered(self) -> None:
         assert self._parked is not None
         try:
             data = self._parked.recv(parking.MAX_REQUEST_NBYTES)
@@ -106,21 +121,39 @@ class NodeProcesses:
         except OSError:
             data = b""
         if not data:
-            self._loop.remove_reader(self._parked)
-            self._parked.close()
-            self._parked = None
-            tail = log_path.read_text(errors="replace").strip().splitlines()[-1:]
-            self._report(
-                protocol.AgentFailed(
-                    f"the parked process ended: {tail[0] if tail else 'no output'}"
-                )
-            )
+            self._parked_ended()
             return
         match self._answers.decode(data):
             case parking.Warm(warm_s=warm_s):
-                self._report(protocol.AgentReady(warm_s))
+                self._warm = True
+                if not self._reported_warm:
+                    self._reported_warm = True
+                    self._report(protocol.AgentReady(warm_s))
+                postponed, self._postponed = self._postponed, []
+                for request in postponed:
+                    self.start_ranks(request)
             case parking.Forked(rank=rank, born=born, pid=pid):
                 self._adopt(rank, born, pid)
+
+    def _parked_ended(self) -> None:
+        assert self._parked is not None
+        self._loop.remove_reader(self._parked)
+        self._parked.close()
+        self._parked = None
+        was_warm, self._warm = self._warm, False
+        if self._stopping:
+            return
+        # What it was asked to fork and did not: as good as started and lost.
+        waiting, self._waiting = self._waiting, {}
+        for (rank, born), channel in waiting.items():
+            channel.close()
+            self._report(protocol.RankExited(rank, born, exit_code=None, signal=signal.SIGKILL))
+        if was_warm and self._parked_starts < PARKED_STARTS:
+            self._restart = self._loop.create_task(self.start_parked(self._parked_log))
+            return
+        lines = self._parked_log.read_text(errors="replace").strip().splitlines()
+        last = lines[-1] if lines else "no output"
+        self._report(protocol.AgentFailed(f"the parked process ended: {last}"))
 
     # ------------------------------------------------------------ ranks
 
@@ -128,7 +161,9 @@ class NodeProcesses:
         """Ask the parked process to fork these ranks; a running process of the same rank is ended
         first.
         """
-        assert self._parked is not None
+        if self._parked is None or not self._warm:
+            self._postponed.append(request)
+            return
         for rank, local_rank in zip(request.ranks, request.local_ranks, strict=True):
             if rank in self._ranks:
                 self.kill(rank)
@@ -152,6 +187,7 @@ class NodeProcesses:
                 env={**self._spec.env, "DEADPOOL_RANK_TAG": tag},
                 record_final_state=self._spec.record_final_state,
                 fault_step=self._spec.fault_steps.get(rank),
+                confirm_timeout_s=self._spec.confirm_timeout_s,
                 agent_pid=os.getpid(),
             )
             with contextlib.closing(theirs):
@@ -203,7 +239,8 @@ class NodeProcesses:
             code = 255
         if self._ranks.get(process.rank) is process:
             del self._ranks[process.rank]
-        self._end_tree(process)
+        tag = rank_tag(self._spec.job_id, process.rank, process.born)
+        self._orphans.rank_ended(process.pid, tag, self._known())
         self._report(
             protocol.RankExited(
                 process.rank,
@@ -246,29 +283,6 @@ class NodeProcesses:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signum)
 
-    def _end_tree(self, process: RankProcess) -> None:
-        """SIGKILL what the rank left behind: its session, and what it started elsewhere."""
-        for orphan in self._orphans(
-            {rank_tag(self._spec.job_id, process.rank, process.born)}, {process.pid}
-        ):
-            with contextlib.suppress(psutil.Error):
-                orphan.kill()
-
-    def _orphans(self, tags: set[str], sessions: set[int]) -> list[psutil.Process]:
-        """Descendants of this agent that belong to one of these ranks."""
-        found = []
-        for child in psutil.Process().children(recursive=True):
-            try:
-                if (
-                    os.getsid(child.pid) in sessions
-                    or child.environ().get("DEADPOOL_RANK_TAG") in tags
-                ):
-                    found.append(child)
-            except (OSError, psutil.Error):
-                continue
-        living = {process.pid for process in self._ranks.values()}
-        return [child for child in found if child.pid not in living]
-
     def poll(self) -> None:
         """Look for stopped ranks and collect orphans that have ended. Called every ``POLL_S``."""
         now = time.monotonic()
@@ -283,29 +297,19 @@ class NodeProcesses:
             else:
                 process.stopped_since = None
                 process.stop_reported = False
-        self._reap_orphans()
+        self._orphans.look(self._known())
 
-    def _reap_orphans(self) -> None:
-        """Take the exit status of children nobody waits for (orphans of ranks come to us, their
-        subreaper).
-        """
+    def _known(self) -> set[int]:
         known = {process.pid for process in self._ranks.values()}
         if self._parked_process is not None:
             known.add(self._parked_process.pid)
-        while True:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if ended is None or ended.si_pid in known:
-                return
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(ended.si_pid, os.WNOHANG)
+        return known
 
     async def stop_all(self, grace_s: float) -> list[str]:
         """End every process of the job on this node: SIGTERM, ``grace_s``, SIGKILL. Returns what
         would not go.
         """
+        self._stopping = True
         for rank in list(self._ranks):
             self.kill(rank, signal.SIGTERM)
             self.kill(rank, signal.SIGCONT)
@@ -315,16 +319,26 @@ class NodeProcesses:
         if self._parked_process is not None and self._parked_process.returncode is None:
             self._parked_process.kill()
             await self._parked_process.wait()
+        for rank in list(self._ranks):
+            self.kill(rank)
+        if await self._all_gone(GRACE_S):
+            return []
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 child.kill()
-        deadline = time.monotonic() + 5.0
-        while time.monotonic() < deadline:
-            self._reap_orphans()
-            if not self._ranks and not psutil.Process().children():
-                return []
-            await asyncio.sleep(0.02)
+        if await self._all_gone(5.0):
+            return []
         return [f"process {child.pid} ({child.name()})" for child in psutil.Process().children()]
+
+    async def _all_gone(self, patience_s: float) -> bool:
+        """Whether every child of this agent ends within that time."""
+        deadline = time.monotonic() + patience_s
+        while self._ranks or children():
+            if time.monotonic() > deadline:
+                return False
+            reap(self._known())
+            await asyncio.sleep(0.02)
+        return True
 
 
 def rank_log_path(run_dir: Path, rank: int, born: int) -> Path:
@@ -333,9 +347,9 @@ def rank_log_path(run_dir: Path, rank: int, born: int) -> Path:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether the process is in the kernel's stopped or traced state."""
+    """Whether the process is stopped by a signal. One under a debugger (state t) is not counted."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-    return text.rpartition(")")[2].split()[0] in ("T", "t")
+    return text.rpartition(")")[2].split()[0] == "T"

@@ -32,6 +32,11 @@ _KILL_TIMEOUT_S = 10.0
 _LITTLE_SHM_NBYTES = 256 << 20
 
 
+def local_nodes(count: int) -> tuple[str, ...]:
+    """The names of this many nodes."""
+    return tuple(f"local{number}" for number in range(1, count + 1))
+
+
 class LocalBackend:
     """``Backend`` whose nodes ``local1``, ``local2``, … are process trees."""
 
@@ -47,7 +52,7 @@ class LocalBackend:
         count = (options.nodes or 1) + options.spares
         return Allocation(
             job_id=Path(options.run_dir).name,
-            nodes=tuple(f"local{number}" for number in range(1, count + 1)),
+            nodes=local_nodes(count),
             batch_host=None,
             launcher_host="127.0.0.1",
             env={"GLOO_SOCKET_IFNAME": "lo"},

@@ -44,6 +44,9 @@ class Config:
     #: How long a rank's exception waits for the loss of a peer that would explain it. Longer than
     #: the heartbeat timeout, else a silent node's death would be blamed on the script.
     verdict_s: float | None = None
+    #: How long it waits before people are told of that. When every rank fails for the same reason,
+    #: the others follow the first one closely, and there is nothing to wait for.
+    notice_s: float = 1.0
     #: How often all ranks may be started anew.
     max_restarts: int = 3
     #: How many epochs one incident may use.

@@ -8,7 +8,7 @@ from deadpool_launch.controller.recovery import advance
 from deadpool_launch.controller.rungs import choose_rung
 from deadpool_launch.controller.states import Phase, Rank, Stage
 from deadpool_launch.controller.turn import Turn
-from deadpool_launch.controller.verdicts import judge, raise_it
+from deadpool_launch.controller.verdicts import give_notice, judge, raise_it
 from deadpool_launch.controller.wording import ranks_text, seconds
 
 
@@ -23,6 +23,9 @@ def on_tick(turn: Turn) -> None:
     until = turn.state.gather_until
     if until is not None and until <= turn.at:
         choose_rung(turn)
+    notice_at = turn.state.notice_at
+    if notice_at is not None and notice_at <= turn.at:
+        give_notice(turn)
     advance(turn)
 
 

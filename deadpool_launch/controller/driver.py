@@ -33,6 +33,8 @@ from deadpool_runtime import protocol
 
 #: Own parts kept for each rank. A rank holds three slots, so older ones can never be asked for.
 OWN_PARTS_KEPT = 4
+#: Seconds between lines that say how far the training is.
+PROGRESS_S = 60.0
 #: Time an agent has to end its ranks and leave, beyond the ranks' grace.
 LEAVE_S = 4.0
 
@@ -78,6 +80,7 @@ class JobDriver:
             note=journal.say,
         )
         self._port = 0
+        self._progress_at = time.monotonic() + PROGRESS_S
 
     async def run(self) -> int:
         """Run the job to its verdict, end everything it started, return the exit code."""
@@ -86,11 +89,11 @@ class JobDriver:
         try:
             while self._finish is None:
                 self._handle(await self._next_event())
+            # Said before the nodes are tidied up, which may take seconds where one is dead.
+            self._journal.say(describe_exit(self._finish))
         finally:
             await self._end_everything()
         finish = self._finish
-        if finish.detail:
-            self._journal.write("say", text=finish.detail)
         self._journal.write(
             "end", verdict=finish.verdict, exit_code=finish.exit_code, reason=finish.reason
         )
@@ -151,6 +154,7 @@ class JobDriver:
                     blocked_s=round(body.blocked_s, 6),
                     loss=body.loss,
                 )
+                self._tell_progress(rank, body)
             case protocol.RankUp(pid=pid):
                 self._pids[rank] = pid
                 self._journal.write("rank", rank=rank, node=node, pid=pid, epoch=self._state.epoch)
@@ -165,6 +169,16 @@ class JobDriver:
                 self._journal.write(
                     "event", name=fields.pop("type"), node=node, rank=rank, **fields
                 )
+
+    def _tell_progress(self, rank: int, done: protocol.StepDone) -> None:
+        """A sign of life now and then, from the first rank."""
+        now = time.monotonic()
+        if rank != 0 or now < self._progress_at:
+            return
+        self._progress_at = now + PROGRESS_S
+        if done.step > 0:
+            loss = f", loss {done.loss:.4g}" if done.loss is not None else ""
+            self._journal.say(f"step {done.step}{loss}, {done.duration_s:.3g} s a step")
 
     def _store_own(self, rank: int, step: int, data: bytes) -> None:
         parts = self._own.setdefault(rank, OrderedDict())

@@ -90,7 +90,7 @@ def open_epoch(turn: Turn, reason: str) -> None:
         )
         return
     epoch = state.epoch + 1
-    turn.set(epoch=epoch)
+    turn.set(epoch=epoch, notice_at=None)
     turn.set_incident(
         attempts=incident.attempts + 1,
         losses=(),

@@ -9,7 +9,12 @@ from deadpool_launch.controller.recovery import advance, after_step, close_if_co
 from deadpool_launch.controller.rungs import choose_rung
 from deadpool_launch.controller.states import RECOVERING, Loss, Phase, Rank, Stage
 from deadpool_launch.controller.turn import Turn
-from deadpool_launch.controller.verdicts import judge, on_script_failed, on_step_raised
+from deadpool_launch.controller.verdicts import (
+    judge,
+    on_script_failed,
+    on_step_raised,
+    withdraw_notice,
+)
 from deadpool_launch.controller.wording import exit_text, seconds
 from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
@@ -81,8 +86,10 @@ def _on_step_done(turn: Turn, rank: Rank, body: protocol.StepDone) -> None:
         first, second = rank.digests
         changes["digests"] = (body.digest, second) if step == 0 else (first, body.digest)
     turn.set_rank(rank.rank, **changes)
+    if rank.raised is not None:
+        withdraw_notice(turn)
     if step > turn.state.newest:
-        turn.set(newest=step)
+        turn.set(newest=step, attached=True)
     turn.tell((rank.rank,), protocol.Confirmed(step))
     if body.digest and step in COMPARED_STEPS:
         _compare_digests(turn, step)
@@ -114,6 +121,7 @@ def _on_attached(turn: Turn, rank: Rank) -> None:
     """
     if rank.stage is not Stage.SCRIPT or rank.replacement:
         return
+    turn.set(attached=True)
     if turn.state.phase is Phase.TRAINING:
         turn.set_rank(rank.rank, stage=Stage.ATTACHED)
     else:

@@ -28,7 +28,7 @@ def choose_rung(turn: Turn) -> None:
     why = "; ".join(loss_text(loss) for loss in turn.incident.losses) or turn.incident.reason
     may_restart = state.newest < 1
     if not state.begun:
-        start_anew(turn, why, "no script has begun yet")
+        start_anew(turn, why, "no script has begun")
         return
     gone_past = turn.staged(Stage.ENDED)
     if gone_past or state.steps_over:
@@ -70,7 +70,7 @@ def choose_rung(turn: Turn) -> None:
 def _why_not_in_place(stuck: list[int]) -> str:
     if stuck:
         return f"{ranks_text(stuck)} had not come to a first step and cannot be unwound"
-    return "no living rank holds a state yet"
+    return "no living rank holds a completed step"
 
 
 def take_seats(turn: Turn) -> dict[str, str]:
@@ -81,11 +81,7 @@ def take_seats(turn: Turn) -> dict[str, str]:
             continue
         spare = choose_spare(turn.state.free, turn.state.nodes)
         if spare is None:
-            turn.finish(
-                ExitCode.NO_SPARE,
-                f"{old} {turn.state.nodes[old].gone}; no spare left; "
-                f"nodes lost so far: {', '.join(turn.state.lost)}",
-            )
+            turn.finish(ExitCode.NO_SPARE, _no_spare(turn, old))
             return taken
         turn.set(
             seats=(*turn.state.seats[:seat], spare, *turn.state.seats[seat + 1 :]),
@@ -97,10 +93,21 @@ def take_seats(turn: Turn) -> dict[str, str]:
     return taken
 
 
-def _say_placements(turn: Turn, taken: dict[str, str]) -> None:
-    """One line for each loss: what happened, and where its ranks go."""
+def _no_spare(turn: Turn, node: str) -> str:
+    """The verdict when nobody can take this node's place, with what to do next."""
+    state = turn.state
+    gone = f"{node} {state.nodes[node].gone}"
+    then = "training then restarts from your own checkpoint"
+    if not state.config.spares:
+        return f"{gone}, no spare was held: submit again with --spares 1; {then}"
+    lost = f" (lost so far: {', '.join(state.lost)})" if len(state.lost) > 1 else ""
+    return f"{gone}, no spare left{lost}: submit again with more --spares; {then}"
+
+
+def _say_placements(turn: Turn, taken: dict[str, str], losses: tuple[Loss, ...]) -> None:
+    """One line for each of the losses: what happened, and where its ranks go."""
     epoch = turn.state.epoch
-    for loss in _together(turn.incident.losses):
+    for loss in _together(losses):
         if loss.whole_node:
             spare = taken.get(loss.node, "a spare")
             seat = turn.state.seats.index(spare)
@@ -125,7 +132,7 @@ def _repair_in_place(turn: Turn) -> None:
     """Survivors stay in their processes; lost ranks get new ones."""
     taken = take_seats(turn)
     if not turn.over:
-        _say_placements(turn, taken)
+        _say_placements(turn, taken, turn.incident.losses)
         turn.set(phase=Phase.PARKING)
 
 
@@ -143,11 +150,10 @@ def start_anew(turn: Turn, why: str, reason: str) -> None:
     taken = take_seats(turn)
     if turn.over:
         return
-    _say_placements(turn, taken)
+    _say_restart(turn, taken, reason)
     turn.set(restarts=state.restarts + 1, phase=Phase.CLEARING)
     if not state.begun:
         return
-    turn.say(f"all ranks start anew (restart {state.restarts + 1} of {limit}): {reason}")
     turn.kill(
         [
             rank.rank
@@ -168,6 +174,30 @@ def start_anew(turn: Turn, why: str, reason: str) -> None:
         begun=False,
         steps_over=False,
         newest=-1,
+    )
+
+
+def _say_restart(turn: Turn, taken: dict[str, str], reason: str) -> None:
+    """What happened, and that every rank starts anew.
+
+    Without the runtime the exceptions that a loss causes end the scripts of the other ranks one by
+    one; only the loss itself is told then.
+    """
+    state = turn.state
+    losses = turn.incident.losses
+    restart = f"all ranks start anew (restart {state.restarts + 1} of {state.config.max_restarts})"
+    if not state.begun or state.attached:
+        _say_placements(turn, taken, losses)
+        if state.begun:
+            turn.say(f"{restart}: {reason}")
+        return
+    nodes = tuple(loss for loss in losses if loss.whole_node)
+    _say_placements(turn, taken, nodes)
+    if losses and not nodes:
+        turn.say(loss_text(_together(losses)[0]))
+    turn.say(
+        "the script does not use deadpool_runtime, or had not come to its first step: "
+        f"{restart} and load its own checkpoints"
     )
 
 

@@ -222,6 +222,10 @@ class State:
     begun: bool = False
     #: Newest step completed by any rank, ever; from 1 on there is work that must not be lost.
     newest: int = -1
+    #: A rank of this job came to its first step, so the script uses the runtime.
+    attached: bool = False
+    #: When people are told that exceptions wait for a loss that explains them.
+    notice_at: float | None = None
     #: ``AllEnded`` was told: the ranks have left their steps and can no longer be unwound.
     steps_over: bool = False
     #: End of the gather window; set in ``GATHERING`` only.
@@ -236,8 +240,7 @@ class State:
             return None
         times = [rank.deadline for rank in self.ranks if rank.deadline is not None]
         times += [node.deadline for node in self.nodes.values() if node.deadline is not None]
-        if self.gather_until is not None:
-            times.append(self.gather_until)
+        times += [at for at in (self.gather_until, self.notice_at) if at is not None]
         return min(times, default=None)
 
     def node_of(self, rank: int) -> str:

@@ -155,7 +155,7 @@ class Turn:
             self.close_incident("stopped", reason, 0)
         verdict = "completed" if code is ExitCode.OK else code.name.lower().replace("_", " ")
         self.act(Finish(verdict, code, reason, detail))
-        self.set(phase=Phase.ENDED, gather_until=None)
+        self.set(phase=Phase.ENDED, gather_until=None, notice_at=None)
 
 
 def fresh_process(rank: Rank, **changes: Any) -> Rank:

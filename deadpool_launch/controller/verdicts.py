@@ -10,7 +10,7 @@ from __future__ import annotations
 from deadpool_launch.controller.losses import kill_as_lost
 from deadpool_launch.controller.states import LIVE, Phase, Rank, Stage
 from deadpool_launch.controller.turn import Turn
-from deadpool_launch.controller.wording import seconds
+from deadpool_launch.controller.wording import seconds, short_error
 from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
 
@@ -28,26 +28,56 @@ def on_step_raised(turn: Turn, rank: Rank, body: protocol.StepRaised) -> None:
         or rank.raised is not None
     ):
         return
-    wait_s = turn.state.config.verdict_wait_s
-    if not _anything_raised(turn):
-        turn.say(
-            f"rank {rank.rank} raised in step {body.step} ({body.error}); "
-            f"waiting {seconds(wait_s)} for a loss that explains it"
-        )
+    _plan_notice(turn)
     turn.set_rank(
         rank.rank,
         raised=body.step,
         sign_at=turn.at,
-        error=body.error,
-        deadline=turn.at + wait_s,
+        error=short_error(body.error),
+        deadline=turn.at + turn.state.config.verdict_wait_s,
     )
     live = [other for other in turn.state.ranks if other.stage in LIVE]
     if all(other.raised == body.step for other in live):
         raise_it(turn, [other for other in live if not other.raise_told])
 
 
-def _anything_raised(turn: Turn) -> bool:
-    return any(rank.raised is not None or rank.stage is Stage.FAILED for rank in turn.state.ranks)
+def _plan_notice(turn: Turn) -> None:
+    """With the first sign, set the time at which people are told of the wait for its explanation.
+
+    A job of one rank has nobody to lose, and one whose ranks all show the same has its verdict
+    before that time.
+    """
+    if not _signs(turn):
+        turn.set(notice_at=turn.at + turn.state.config.notice_s)
+
+
+def _signs(turn: Turn) -> list[Rank]:
+    """Ranks with an exception that is not explained, the first sign first."""
+    signs = [
+        rank for rank in turn.state.ranks if rank.raised is not None or rank.stage is Stage.FAILED
+    ]
+    return sorted(signs, key=lambda rank: (rank.sign_at, rank.rank))
+
+
+def withdraw_notice(turn: Turn) -> None:
+    """Forget the notice if no exception is left that waits."""
+    if not _signs(turn):
+        turn.set(notice_at=None)
+
+
+def give_notice(turn: Turn) -> None:
+    """Tell people what is waited for, if anything still is."""
+    turn.set(notice_at=None)
+    signs = _signs(turn)
+    if not signs or signs[0].raise_told:
+        return
+    first = signs[0]
+    where = "failed" if first.stage is Stage.FAILED else f"raised in step {first.raised}"
+    limit = seconds(turn.state.config.verdict_wait_s)
+    turn.say(
+        f"rank {first.rank} {where} ({first.error}); "
+        f"waiting at most {limit} for a loss that explains it"
+    )
 
 
 def raise_it(turn: Turn, ranks: list[Rank]) -> None:
@@ -63,24 +93,21 @@ def raise_it(turn: Turn, ranks: list[Rank]) -> None:
 
 def on_script_failed(turn: Turn, rank: Rank, body: protocol.ScriptFailed) -> None:
     """The script ended with an exception on one rank."""
+    error = short_error(body.error)
     if turn.state.phase is not Phase.TRAINING:
         kill_as_lost(
             turn,
             (rank.rank,),
-            f"failed ({body.error}, seen) during recovery",
+            f"failed ({error}, seen) during recovery",
             "its script failed during recovery",
         )
         return
-    if not _anything_raised(turn):
-        turn.say(
-            f"rank {rank.rank} failed ({body.error}); waiting at most "
-            f"{seconds(turn.state.config.verdict_wait_s)} for a loss that explains it"
-        )
+    _plan_notice(turn)
     turn.set_rank(
         rank.rank,
         stage=Stage.FAILED,
         sign_at=rank.sign_at if rank.raised is not None else turn.at,
-        error=body.error,
+        error=error,
         traceback=body.traceback,
         deadline=turn.at + turn.state.config.verdict_wait_s,
     )

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from deadpool_launch.controller.states import Loss
+
+_ERROR_LENGTH = 120
+#: Where an exception of C++ code was raised: a file and line in brackets, after the type if any.
+_PLACE = re.compile(r"^([\w.]+: )?\[[^\[\]\s]+:\d+\] *")
+#: An IPv4 address written as an IPv6 one.
+_MAPPED = re.compile(r"\[::ffff:([\d.]+)\]")
+_NEXT_SENTENCE = re.compile(r"(?<!\.)\. +(?=[A-Z])")
 
 
 def fold(numbers: Iterable[int]) -> str:
@@ -49,6 +57,17 @@ def loss_text(loss: Loss) -> str:
     if loss.whole_node:
         return f"{loss.node} {loss.cause}"
     return f"{ranks_text(loss.ranks)} on {loss.node} {loss.cause}"
+
+
+def short_error(error: str) -> str:
+    """An exception's text for a sentence: its first sentence on one line, without where it is in
+    C++ code.
+    """
+    text = _PLACE.sub(r"\1", " ".join(error.split()))
+    text = _NEXT_SENTENCE.split(_MAPPED.sub(r"\1", text))[0]
+    if text.endswith(".") and not text.endswith(".."):
+        text = text[:-1]
+    return text if len(text) <= _ERROR_LENGTH else f"{text[: _ERROR_LENGTH - 1].rstrip()}…"
 
 
 def seconds(duration_s: float) -> str:

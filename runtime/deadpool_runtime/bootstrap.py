@@ -17,7 +17,6 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from deadpool_runtime import protocol
@@ -25,6 +24,10 @@ from deadpool_runtime.link import RankLink
 
 if TYPE_CHECKING:
     from deadpool_runtime.parking import ForkRequest
+
+
+#: Where this package's own frames are.
+_OURS = str(Path(__file__).parent) + os.sep
 
 
 def prepare() -> None:
@@ -56,16 +59,31 @@ def rank_environment(request: ForkRequest, attempt: int, store: protocol.Address
 
 
 def users_traceback(error: BaseException, script: str) -> str:
-    """The traceback as text, without the frames between the interpreter's start and the user's
-    script.
+    """The traceback as text, as if the script ran alone.
+
+    Left out are the frames between the interpreter's start and the script, and those inside this
+    package: where the script called it is what its reader can act on.
     """
-    frames: TracebackType | None = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename != script:
-        frames = frames.tb_next
-    first = frames if frames is not None else error.__traceback__
-    if isinstance(error, SyntaxError) and frames is None:
-        first = None
-    return "".join(traceback.format_exception(type(error), error, first))
+    whole = traceback.TracebackException.from_exception(error)
+    pending: list[traceback.TracebackException | None] = [whole]
+    seen: set[int] = set()
+    while pending:
+        part = pending.pop()
+        if part is None or id(part) in seen:
+            continue
+        seen.add(id(part))
+        files = [frame.filename for frame in part.stack]
+        start = files.index(script) if script in files else 0
+        kept = [frame for frame in part.stack[start:] if not frame.filename.startswith(_OURS)]
+        if script not in files:
+            kept = [frame for frame in kept if not _is_start_up(frame.filename)]
+        part.stack = traceback.StackSummary.from_list(kept)
+        pending += [part.__cause__, part.__context__]
+    return "".join(whole.format())
+
+
+def _is_start_up(filename: str) -> bool:
+    return filename.startswith("<frozen ") or filename == runpy.__file__
 
 
 def _one_line(error: BaseException) -> str:
@@ -156,6 +174,7 @@ def _set_up(request: ForkRequest, link: RankLink) -> object:
             record_final_state=request.record_final_state,
             fault_step=request.fault_step,
             run_dir=request.run_dir,
+            confirm_timeout_s=request.confirm_timeout_s,
         )
     )
     return server

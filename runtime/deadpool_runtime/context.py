@@ -35,6 +35,7 @@ class RankContext:
     ``replacement``: the other ranks already train, so groups stay peerless until the first plan.
     ``attempt``: how often the script was started anew for all ranks. ``store``: the rendezvous of
     ``epoch``. ``fault_step``: rehearsals only, the step at whose start the rank waits for a fault.
+    ``confirm_timeout_s``: see ``protocol.JobSpec``.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class RankContext:
     record_final_state: bool
     fault_step: int | None
     run_dir: str
+    confirm_timeout_s: float
 
 
 _current: RankContext | None = None

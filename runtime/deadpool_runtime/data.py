@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ class Batches:
             self._iterator = _open_at(
                 self._loader,
                 self._taken - 1,
-                (lambda: rng.restore(self._start["rng"])) if self._start["reused"] else None,
+                partial(rng.restore, self._start["rng"]) if self._start["reused"] else None,
             )
         if not first:
             rng.restore(before)

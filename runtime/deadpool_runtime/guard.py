@@ -10,12 +10,14 @@ those that it computes, and no optimizer steps with one that an earlier body lef
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import TensorWeakRef
 
@@ -24,17 +26,16 @@ from deadpool_runtime.control import Control
 from deadpool_runtime.errors import Interrupted, Misuse
 from deadpool_runtime.protocol import Note
 
-#: Longest wait for a confirmation; protection never stalls training for longer than this.
-CONFIRM_TIMEOUT_S = 2.0
-
 Parameters = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 
 
 class StepGuard:
     """Watches the optimizers from the first step of the job to the last.
 
-    ``parameters``: gives every parameter of the training state with its key. ``optimizers``: those
-    whose state is saved.
+    ``parameters``: gives every parameter of the training state with its key. ``optimizers`` and
+    ``schedulers``: those whose state is saved, the latter also among other objects.
+    ``confirm_timeout_s``: longest wait for a confirmation. It must be longer than the launcher
+    takes to give up a silent node, or ranks run away from the steps that are safe meanwhile.
     """
 
     def __init__(
@@ -43,12 +44,17 @@ class StepGuard:
         link: Link,
         parameters: Parameters = lambda: (),
         optimizers: Sequence[Optimizer] = (),
-        confirm_timeout_s: float = CONFIRM_TIMEOUT_S,
+        schedulers: Sequence[Any] = (),
+        *,
+        confirm_timeout_s: float,
     ) -> None:
         self._control = control
         self._link = link
         self._parameters = parameters
         self._optimizers = list(optimizers)
+        self._schedulers = list(schedulers)
+        #: Optimizers that a scheduler drives, once it is known that the scheduler is attached.
+        self._scheduled: set[int] = set()
         self._confirm_timeout_s = confirm_timeout_s
         self._hook: Any = None
         self._scalers: list[tuple[torch.amp.GradScaler, Any]] = []
@@ -136,8 +142,32 @@ class StepGuard:
             self.misuse = str(error)
             raise
 
+    def require_schedulers(self) -> None:
+        """Raise ``Misuse`` if there is a scheduler for one of the optimizers that is not saved."""
+        optimizers = set(map(id, self._optimizers))
+
+        def unknown() -> bool:
+            attached = {id(each) for each in _schedulers_in(self._schedulers)}
+            return any(
+                issubclass(type(each), LRScheduler)
+                and id(each) not in attached
+                and id(getattr(each, "optimizer", None)) in optimizers
+                for each in gc.get_objects()
+            )
+
+        if unknown():
+            gc.collect()  # one that nobody uses any more may be left
+            if unknown():
+                raise Misuse(
+                    "A learning-rate scheduler drives an optimizer but was not given to attach: "
+                    "attach(model, optimizer, scheduler)."
+                )
+
     def _require_attached(self, optimizer: Optimizer) -> None:
         """A wrapper around an attached optimizer will do, if both have the same state."""
+        if id(optimizer) not in self._scheduled and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            self.require_schedulers()
+            self._scheduled.add(id(optimizer))
         if any(optimizer is each or optimizer.state is each.state for each in self._optimizers):
             return
         attached = {id(parameter) for _, parameter in self._parameters()}
@@ -218,6 +248,27 @@ class StepGuard:
         if self._control.disturbed(self._epoch):
             self.interrupted = True
             raise Interrupted("A peer was lost; this step is run again.")
+
+
+def _schedulers_in(values: Iterable[Any]) -> list[LRScheduler]:
+    """Every scheduler among ``values`` and in what they consist of."""
+    found: list[LRScheduler] = []
+    seen: set[int] = set()
+    pending = list(values)
+    while pending:
+        each = pending.pop()
+        if id(each) in seen or isinstance(each, Optimizer | torch.nn.Module | torch.Tensor):
+            continue
+        seen.add(id(each))
+        if isinstance(each, LRScheduler):
+            found.append(each)
+        if isinstance(each, list | tuple):
+            pending += each
+        elif isinstance(each, dict):
+            pending += each.values()
+        elif hasattr(each, "state_dict"):
+            pending += vars(each).values() if hasattr(each, "__dict__") else ()
+    return found
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterable[torch.Tensor]:

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from deadpool_runtime import protocol
 
 #: Exit code of a rank whose agent went away.
@@ -42,7 +44,10 @@ class RankLink:
         """
         if not self._open:
             return
-        data = protocol.frame(message)
+        try:
+            data = protocol.frame(message)
+        except UnicodeEncodeError:
+            data = protocol.frame(_printable(message))
         with self._lock:
             try:
                 self._sock.sendall(data)
@@ -70,3 +75,13 @@ class RankLink:
                 os._exit(ORPHANED_EXIT)
             for body in frames.feed(data):
                 on_message(self._codec.decode(body))
+
+
+def _printable(message: protocol.FromRank) -> protocol.FromRank:
+    """The message with what is no valid text (names of files that are not UTF-8) spelt out."""
+    changes = {
+        name: value.encode("utf-8", "backslashreplace").decode()
+        for name in message.__struct_fields__
+        if isinstance(value := getattr(message, name), str)
+    }
+    return msgspec.structs.replace(message, **changes)

@@ -35,6 +35,7 @@ class ForkRequest(msgspec.Struct, frozen=True, tag=True):
     env: dict[str, str]
     record_final_state: bool
     fault_step: int | None
+    confirm_timeout_s: float
     agent_pid: int
 
 

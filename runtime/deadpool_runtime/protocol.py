@@ -252,8 +252,9 @@ class JobSpec(Message, frozen=True):
     """First message to an agent: what does not change while the job lives.
 
     ``heartbeat_s``: interval of ``Heartbeat``. ``frozen_after_s``: a rank whose process is stopped
-    for longer is reported. ``stop_grace_s``: time between SIGTERM and SIGKILL. ``env``: added to
-    every rank's environment.
+    for longer is reported. ``confirm_timeout_s``: how long a rank waits for a confirmation; longer
+    than it takes to notice a lost node, else its peers run ahead of the last step that is whole.
+    ``stop_grace_s``: time between SIGTERM and SIGKILL. ``env``: added to every rank's environment.
     ``fault_steps``: rehearsals only, rank -> step at whose start it reports ``FaultPoint`` and
     waits.
     """
@@ -267,6 +268,7 @@ class JobSpec(Message, frozen=True):
     env: dict[str, str]
     heartbeat_s: float
     frozen_after_s: float
+    confirm_timeout_s: float
     stop_grace_s: float
     record_final_state: bool
     fault_steps: dict[int, int]

@@ -91,6 +91,12 @@ class Recovery:
         link.send(protocol.GroupsRebuilt(epoch, len(registry.groups)))
         self._exchange(plan, self._store)
         own: dict[str, Any] = decode(self._state.slot_of(plan.step).own)
+        if own["sample"] != self._state.sample(plan.step):
+            raise Misuse(
+                f"The parameters of rank {self._context.rank} were not those of its peers after "
+                f"step {plan.step}, so no peer has its state: DEADPOOL replaces ranks only while "
+                f"all have the same parameters after every step."
+            )
         self._state.restore(plan.step, own)
         digest = self._state.replicated_digest()
         link.send(protocol.Restored(epoch, plan.step, digest))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -63,9 +62,10 @@ def attach(
         return OfflineJob()
     if _attached:
         raise Misuse("attach was called a second time: give it lists of models and optimizers.")
-    job = ProtectedJob(
-        context, _listed(model), _listed(optimizer), _listed(scheduler), dict(extras or {})
-    )
+    models, optimizers = _listed(model), _listed(optimizer)
+    _require_kind(models, nn.Module, "a model")
+    _require_kind(optimizers, torch.optim.Optimizer, "an optimizer")
+    job = ProtectedJob(context, models, optimizers, _listed(scheduler), dict(extras or {}))
     _attached = True
     context.registry.seal()
     return job
@@ -75,6 +75,15 @@ def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _require_kind(values: list[Any], kind: type, spoken: str) -> None:
+    for value in values:
+        if not isinstance(value, kind):
+            raise Misuse(
+                f"attach takes (model, optimizer, scheduler), each of them or a list of them: a "
+                f"{type(value).__qualname__} was given for {spoken}."
+            )
 
 
 class GuardedStep(Step):
@@ -122,12 +131,12 @@ class ProtectedJob(Job):
             for part in model.modules()
             if isinstance(part, DistributedDataParallel)
         ]
+        engines.require_supported(models, optimizers)
         if context.world_size > 1 and not wrapped:
             raise UnsupportedLayout(
                 "attach was given a model without DistributedDataParallel in a job of "
                 f"{context.world_size} ranks: wrap the model first."
             )
-        engines.require_supported(models, optimizers)
         for model in models:
             engines.freeze_ddp(model)
         self._layout = "DistributedDataParallel" if wrapped else "one process"
@@ -137,8 +146,14 @@ class ProtectedJob(Job):
         self._training = TrainingState(models, optimizers, schedulers, extras)
         self._recovery = Recovery(context, self._training, models, optimizers)
         self._guard = StepGuard(
-            context.control, context.link, self._training.tensors.parameters, optimizers
+            context.control,
+            context.link,
+            self._training.tensors.parameters,
+            optimizers,
+            [*schedulers, *extras.values()],
+            confirm_timeout_s=context.confirm_timeout_s,
         )
+        self._guard.require_schedulers()
         for extra in extras.values():
             if isinstance(extra, torch.amp.GradScaler):
                 self._guard.watch_scaler(extra)
@@ -193,7 +208,7 @@ class ProtectedJob(Job):
                 if not step.entered:
                     raise Misuse(
                         f"The body of step {step.number} ran outside of `with step:`, where it "
-                        f"cannot be recovered."
+                        f"cannot be recovered: put the whole body, and any `continue`, inside it."
                     )
                 if not step.completed and self._recovered is None:
                     raise Misuse(
@@ -221,6 +236,7 @@ class ProtectedJob(Job):
         started = time.monotonic()
         own = {
             "step": self._completed,
+            "sample": self._training.sample(self._completed),
             "rng": fetched.before,
             "data": fetched.position,
             "user": detached_copy(self._state),
@@ -295,9 +311,15 @@ class ProtectedJob(Job):
         # broken collective or of the guard, and an aborted NCCL collective raises none. So the
         # state counts only if nothing was aborted until it was copied.
         if not self._is_void():
-            self._guard.require_used_gradients()
-            with suppress(Interrupted):
+            try:
+                self._guard.require_used_gradients()
                 self._guard.check()
+            except Misuse as error:
+                # Half a backward pass leaves gradients too, if its exception was caught.
+                if not self._is_explained(step, error):
+                    raise
+            except Interrupted:
+                pass
         self._guard.end()
         started = time.monotonic()
         if not self._is_void():
@@ -321,16 +343,21 @@ class ProtectedJob(Job):
         # Ctrl-C, sys.exit and misuse of this API need nobody's word.
         if not isinstance(error, Exception) or isinstance(error, Misuse | UnsupportedState):
             return False
-        if not self._control.disturbed(self._epoch):
-            text = f"{type(error).__name__}: {error}"
-            text = text.encode(errors="backslashreplace").decode()  # messages are UTF-8
-            self._link.send(protocol.StepRaised(self._epoch, step.number, text))
-            verdict = self._control.wait_verdict(step.number, self._epoch, VERDICT_TIMEOUT_S)
-            if verdict is not Verdict.REVOKED:
-                return False
+        if not self._is_explained(step, error):
+            return False
         clear_frames(error)
         self._recover_when_published()
         return True
+
+    def _is_explained(self, step: GuardedStep, error: Exception) -> bool:
+        """Whether a lost peer explains ``error``; the launcher has the last word on that."""
+        if self._control.disturbed(self._epoch):
+            return True
+        text = f"{type(error).__name__}: {error}"
+        text = text.encode(errors="backslashreplace").decode()  # messages are UTF-8
+        self._link.send(protocol.StepRaised(self._epoch, step.number, text))
+        verdict = self._control.wait_verdict(step.number, self._epoch, VERDICT_TIMEOUT_S)
+        return verdict is Verdict.REVOKED
 
     def _recover_when_published(self) -> None:
         """Recover from an epoch that is being revoked, once its successor is published."""

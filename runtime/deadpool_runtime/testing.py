@@ -215,6 +215,7 @@ class FakeLauncher:
             env=self._env,
             record_final_state=True,
             fault_step=self._fault_steps.get(rank),
+            confirm_timeout_s=8.0,
             agent_pid=os.getpid(),
         )
         with theirs:

@@ -48,8 +48,14 @@ def _import_everything() -> None:
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     if not users_cache:
         _remove_empty_compiler_cache()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(_threads(os.environ.get("OMP_NUM_THREADS", "")))
     deadpool_runtime.bootstrap.prepare()
+
+
+def _threads(text: str) -> int:
+    """The number of threads that OMP_NUM_THREADS asks for at the outermost level, at least one."""
+    first = text.split(",")[0].strip()
+    return max(1, int(first)) if first.isdecimal() else 1
 
 
 def _remove_empty_compiler_cache() -> None:

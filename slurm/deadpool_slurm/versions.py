@@ -36,22 +36,22 @@ _DEFECTS = (
     _Defect(
         OLDEST,
         (23, 2, 3),
-        "steps started after a node was lost may not get all that is left (fixed in 23.02.3)",
+        "later steps may not get all that is left",
     ),
     _Defect(
         OLDEST,
         (23, 2, 6),
-        "when a node is lost the job's extern step is killed on every node (fixed in 23.02.6)",
+        "the job's extern step is killed on every node",
     ),
     _Defect(
         OLDEST,
         (23, 2, 7),
-        "bitmaps of running steps are wrong after a node has left the job (fixed in 23.02.7)",
+        "running steps keep wrong lists of their nodes",
     ),
     _Defect(
         (23, 11, 0),
         (23, 11, 1),
-        "bitmaps of running steps are wrong after a node has left the job (fixed in 23.11.1)",
+        "running steps keep wrong lists of their nodes",
     ),
 )
 
@@ -67,6 +67,19 @@ def show(version: Version) -> str:
     return f"{version[0]}.{version[1]:02d}.{version[2]}"
 
 
+def _defects(version: Version) -> list[Finding]:
+    """All that is known to be wrong with the version, as one finding."""
+    present = [defect for defect in _DEFECTS if defect.first <= version < defect.fixed]
+    if not present:
+        return []
+    known = "1 known defect" if len(present) == 1 else f"{len(present)} known defects"
+    fixed = "fixed" if len(present) == 1 else "all fixed"
+    by = show(max(defect.fixed for defect in present))
+    what = ", ".join(defect.text for defect in present)
+    text = f"Slurm {show(version)} has {known} around lost nodes, {fixed} by {by}: {what}"
+    return [Finding("warn", text)]
+
+
 def findings(version: Version | None, config: Mapping[str, str]) -> list[Finding]:
     """What a version and ``scontrol show config`` mean for a job that must outlive a node."""
     found: list[Finding] = []
@@ -76,17 +89,13 @@ def findings(version: Version | None, config: Mapping[str, str]) -> list[Finding
         found.append(
             Finding(
                 "refuse",
-                f"Slurm {show(version)} is too old: steps cannot share memory and GPUs before 22."
-                " 22.05",
+                f"Slurm {show(version)} is too old: "
+                "steps cannot share memory and GPUs before 22.05",
                 "use a cluster with Slurm 23.02.7 or later",
             )
         )
     else:
-        found += [
-            Finding("warn", f"Slurm {show(version)}: {defect.text}")
-            for defect in _DEFECTS
-            if defect.first <= version < defect.fixed
-        ]
+        found += _defects(version)
     if "enable_stepmgr" in config.get("SlurmctldParameters", ""):
         found.append(
             Finding(

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -20,12 +21,14 @@ from mini_cluster import MiniCluster
 from mini_cluster_nodes import ProcessMark, merged_environment, wait_until
 from mini_cluster_settings import HEAD, CannotRunHere, check_machine
 
-#: What `fault` can do to a node: the names of the methods of MiniCluster, with hyphens.
+#: What `fault` can do to a node: the names of the methods of MiniCluster, with hyphens, and the
+#: names that `deadpool rehearse` has for them.
 FAULTS = (
     "power-off",
     "vanish",
     "power-on",
     "freeze",
+    "freeze-node",
     "thaw",
     "partition",
     "heal",
@@ -33,6 +36,18 @@ FAULTS = (
     "resume",
     "mark-down",
 )
+#: Faults with a method of another name.
+_METHODS = {"freeze-node": "freeze"}
+
+_PROGRAM = Path(__file__).with_name("mini_cluster.py")
+_WELCOME = """\
+{count} idle after {after_s:.1f} s. Work in the shared directory, which every node sees:
+  {base}
+It is removed with the cluster, when Ctrl-C ends this command. In another terminal,
+  make cluster-shell     opens a shell on the head, in that directory;
+  {program} fault power-off n2
+                         strikes, and power-on undoes it (likewise freeze-node and thaw,
+                         partition and heal, drain and resume; vanish: power-on)."""
 
 
 def state_file() -> Path:
@@ -60,14 +75,28 @@ def running_cluster() -> MiniCluster:
 
 
 def summary(cluster: MiniCluster) -> list[str]:
-    """One line for each node and each job in the queue."""
+    """One line for the nodes of each state and one for each job in the queue."""
     lines = []
+    alike: dict[str, list[str]] = {}
     for node, state in cluster.node_states().items():
-        power = "on" if cluster.is_on(node) else "off"
-        lines.append(f"{node:<6} {power:<4} {state}")
+        off = "" if cluster.is_on(node) else ", its power is off"
+        alike.setdefault(f"{state.lower()}{off}", []).append(node)
+    for state, nodes in alike.items():
+        lines.append(f"{fold_nodes(nodes)} {state}")
     for job in cluster.squeue():
         lines.append(f"job {job.job_id} {job.name}: {job.state} on {', '.join(job.nodes) or '-'}")
     return lines
+
+
+def fold_nodes(nodes: Sequence[str]) -> str:
+    """Runs of numbered nodes as ranges: `n1-n3,n5`."""
+    runs: list[list[int]] = []
+    for number in sorted(int(node.removeprefix("n")) for node in nodes):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"n{run[0]}-n{run[-1]}" if len(run) > 1 else f"n{run[0]}" for run in runs)
 
 
 def _end_by_exception(number: int, frame: FrameType | None) -> None:
@@ -106,9 +135,12 @@ def up(nodes: int, slurmd_timeout_s: int) -> None:
         new = MiniCluster(nodes, state_file=file, slurmd_timeout_s=slurmd_timeout_s)
         with new as cluster:
             click.echo(
-                f"{nodes} nodes are idle after {time.monotonic() - began:.1f} s. "
-                f"Shared directory: {cluster.base}\n"
-                "A shell on the head: `make cluster-shell` in another terminal. Ctrl-C ends it all."
+                _WELCOME.format(
+                    count="1 node is" if nodes == 1 else f"{nodes} nodes are",
+                    after_s=time.monotonic() - began,
+                    base=cluster.base,
+                    program=" ".join(map(os.path.relpath, (sys.executable, _PROGRAM))),
+                )
             )
             _show_changes(cluster)
     except KeyboardInterrupt:
@@ -159,7 +191,7 @@ def fault(kind: str, node: str) -> None:
     cluster = running_cluster()
     _check_node(cluster, node, with_head=False)
     try:
-        getattr(cluster, kind.replace("-", "_"))(node)
+        getattr(cluster, _METHODS.get(kind, kind.replace("-", "_")))(node)
     except (RuntimeError, ValueError) as error:
         raise click.ClickException(f"{error}.") from None
     click.echo(f"{kind} {node}: done")

@@ -223,6 +223,7 @@ def test_second_raise_of_a_rank_does_not_extend_its_wait() -> None:
     job = bench()
     job.train_to(20)
     job.said(0, protocol.StepRaised(1, 21, "x"))
+    job.tick()
     job.now = 2.0
     job.said(0, protocol.StepRaised(1, 21, "x"))
     assert job.state.next_deadline() == 4.0
@@ -235,9 +236,70 @@ def test_raises_in_different_steps_are_answered_one_by_one() -> None:
     job.said(0, protocol.StepRaised(1, 22, "x"))
     actions = job.said(1, protocol.StepRaised(1, 21, "y"))
     assert told(protocol.RaiseIt, actions) == []
+    assert told(protocol.RaiseIt, job.tick()) == []
     assert told(protocol.RaiseIt, job.tick()) == [
         ((0,), protocol.RaiseIt(22)),
         ((1,), protocol.RaiseIt(21)),
+    ]
+
+
+WAITING = "waiting at most 4 s for a loss that explains it"
+
+
+def test_wait_is_told_once_and_with_the_first_sign() -> None:
+    job = bench()
+    job.train_to(20)
+    assert of_type(Say, job.said(2, protocol.StepRaised(1, 21, "first"))) == []
+    job.now = 0.5
+    assert of_type(Say, job.said(0, protocol.ScriptFailed("echo", "tb", 1))) == []
+    assert of_type(Say, job.tick()) == [Say(f"rank 2 raised in step 21 (first); {WAITING}")]
+    assert job.now == 1.0
+    assert of_type(Say, job.said(1, protocol.StepRaised(1, 21, "echo"))) == []
+    assert of_type(Say, job.tick()) == []
+
+
+def test_no_wait_is_told_when_there_is_none() -> None:
+    alone = bench(active=("n1",), nproc_per_node=1, spares=())
+    alone.begun()
+    alone.said(0, protocol.ScriptFailed("ValueError", "tb", 1))
+    assert alone.finish is not None
+    together = bench()
+    together.begun()
+    for rank in together.everyone:
+        together.now += 0.2
+        together.said(rank, protocol.ScriptFailed("ValueError", "tb", 1))
+    assert together.finish is not None
+    explained = bench()
+    explained.train_to(20)
+    explained.said(0, protocol.StepRaised(1, 21, "connection closed"))
+    explained.agent_lost("n2")
+    explained.now = 5.0
+    explained.tick()
+    for job in (alone, together, explained):
+        assert not any(WAITING in said.text for said in of_type(Say, job.trace))
+
+
+def test_errors_are_shortened_in_sentences() -> None:
+    job = bench()
+    job.train_to(20)
+    error = "RuntimeError: [/w/pair.cc:553] Connection closed by peer [::ffff:10.0.0.1]:60. Check."
+    job.said(0, protocol.ScriptFailed(error, "tb", 1))
+    job.agent_lost("n2")
+    assert of_type(Say, job.tick())[-1] == Say(
+        "rank 0 on n1 failed (RuntimeError: Connection closed by peer 10.0.0.1:60, seen) "
+        "and cannot be unwound; restarted on n1, epoch 2"
+    )
+
+
+def test_restart_of_a_script_without_the_runtime_names_the_death_that_caused_it() -> None:
+    job = bench()
+    job.begun()
+    job.exited(3, signal=9)
+    job.said(0, protocol.ScriptFailed("connection closed", "tb", 1))
+    assert [said.text for said in of_type(Say, job.tick())] == [
+        "rank 3 on n2 died (signal 9, seen)",
+        "the script does not use deadpool_runtime, or had not come to its first step: "
+        "all ranks start anew (restart 1 of 3) and load its own checkpoints",
     ]
 
 
@@ -248,8 +310,9 @@ def test_root_cause_is_the_first_that_raised_even_if_its_failure_comes_last() ->
     job.said(2, protocol.StepRaised(1, 21, "first"))
     job.now = 1.5
     job.said(0, protocol.StepRaised(1, 21, "echo"))
-    job.tick()
-    job.tick()
+    for _ in range(3):
+        job.tick()
+    assert [rank.raise_told for rank in job.state.ranks] == [True, False, True, False]
     assert job.said(0, protocol.ScriptFailed("echo", "tb0", 1)) == []
     job.said(2, protocol.ScriptFailed("first", "tb2", 1))
     assert job.finish is not None
@@ -302,6 +365,7 @@ def test_script_failure_after_resume_is_the_scripts_own() -> None:
     job.rebuilt(job.everyone)
     job.restored(job.everyone)
     job.said(1, protocol.ScriptFailed("ValueError", "tb", 1))
+    job.tick()
     job.tick()
     assert job.finish is not None
     assert job.finish.exit_code == ExitCode.SCRIPT_FAILED
@@ -469,6 +533,10 @@ def test_node_lost_while_clearing_without_spares_ends_the_job() -> None:
     job.agent_lost("n2")
     assert job.finish is not None
     assert job.finish.exit_code == ExitCode.NO_SPARE
+    assert job.finish.reason == (
+        "n2 lost (agent connection closed, seen), no spare was held: "
+        "submit again with --spares 1; training then restarts from your own checkpoint"
+    )
 
 
 def test_pending_spare_lost_without_another_ends_the_job() -> None:
@@ -479,7 +547,8 @@ def test_pending_spare_lost_without_another_ends_the_job() -> None:
     job.agent_failed("n3", "boot")
     assert job.finish is not None
     assert job.finish.reason == (
-        "n3 did not start (boot, seen); no spare left; nodes lost so far: n2, n3"
+        "n3 did not start (boot, seen), no spare left (lost so far: n2, n3): "
+        "submit again with more --spares; training then restarts from your own checkpoint"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_scenarios import unfold
@@ -14,6 +15,7 @@ from deadpool_launch.controller.wording import (
     plural,
     ranks_text,
     seconds,
+    short_error,
     steps_text,
 )
 
@@ -52,3 +54,33 @@ def test_losses_say_who() -> None:
 def test_numbers_read_well() -> None:
     assert [seconds(30.0), seconds(0.05)] == ["30 s", "0.05 s"]
     assert [plural(0, "step"), plural(1, "step")] == ["0 steps", "1 step"]
+
+
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (
+            "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+            "Connection closed by peer [::ffff:127.0.0.1]:60599. This is typically caused by a "
+            "remote worker crashing. Check the logs for more details. GLHF! 🏖️",
+            "RuntimeError: Connection closed by peer 127.0.0.1:60599",
+        ),
+        ("[/a/b.cc:1] Timed out waiting 5.5 s", "Timed out waiting 5.5 s"),
+        ("DistBackendError: [x.cpp:77] Read error.", "DistBackendError: Read error"),
+        ("ValueError: bad value 0.5.\n  Then more.", "ValueError: bad value 0.5"),
+        ("KeyError: 'a'", "KeyError: 'a'"),
+        ("ValueError: [1, 2:3] is no shape", "ValueError: [1, 2:3] is no shape"),
+        ("OSError: still waiting... Gave up", "OSError: still waiting... Gave up"),
+        ("two\nlines", "two lines"),
+        ("", ""),
+    ],
+)
+def test_errors_become_short(error: str, short: str) -> None:
+    assert short_error(error) == short
+
+
+@given(st.text(), st.text())
+def test_short_errors_are_one_line_of_limited_length(kind: str, text: str) -> None:
+    short = short_error(f"{kind}: {text}" * 3)
+    assert len(short) <= 120
+    assert len(short.splitlines()) <= 1

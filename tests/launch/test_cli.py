@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from deadpool_launch import cli, main_cli
+from deadpool_launch.exits import ExitCode
 from deadpool_launch.options import LaunchOptions
 
 
@@ -68,6 +69,31 @@ def test_unknown_option_points_to_the_separator(
         "--lr is not an option of deadpool-launch; arguments for the script go after --: "
         "deadpool-launch train.py --spares 1 -- --lr 3e-4"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("--spare", "--spares"),
+        ("--sparse", "--spares"),
+        ("--node", "--nodes"),
+        ("--heartbeat", "--heartbeat-timeout"),
+        ("--nproc_per_node", "--nproc-per-node"),
+    ],
+)
+def test_typo_of_an_option_is_recognised(
+    script: Path, capsys: pytest.CaptureFixture[str], given: str, meant: str
+) -> None:
+    assert cli.run(["train.py", given, "2"]) == 2
+    assert said(capsys) == f"{given} is not an option of deadpool-launch; did you mean {meant}?"
+
+
+@pytest.mark.parametrize("given", ["--steps", "--layers", "--fault_", "-x", "--seed"])
+def test_options_of_a_script_are_no_typos(
+    script: Path, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    assert cli.run(["train.py", given, "2"]) == 2
+    assert "; arguments for the script go after --: " in said(capsys)
 
 
 def test_argument_without_separator_points_to_it(
@@ -129,14 +155,21 @@ def test_help_fits_in_80_columns_and_groups_the_options(script: Path) -> None:
     positions = [output.index(heading) for heading in headings]
     assert positions == sorted(positions)
     assert "--fault " not in output
+    text = " ".join(output.split())
+    for code in ExitCode:
+        assert f" {code.value} " in text
     for option in cli.command.params:
         assert option.name in ("script", "extra", "faults") or option.opts[-1] in output
 
 
 def test_command_as_a_process_has_no_traceback(script: Path) -> None:
-    for arguments, code in ((["--version"], 0), (["--bogus"], 2), (["train.py"], 10)):
+    for module, arguments, code in (
+        ("deadpool_launch", ["--version"], 0),
+        ("deadpool_launch", ["--bogus"], 2),
+        ("deadpool_launch.cli", ["train.py"], 10),
+    ):
         done = subprocess.run(
-            [sys.executable, "-m", "deadpool_launch.cli", *arguments],
+            [sys.executable, "-m", module, *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
@@ -155,15 +188,59 @@ def test_launcher_reaches_neither_torch_nor_mpi() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=environ, check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("rehears", "rehears is not a command of deadpool; those are rehearse and version"),
+        ("--bogus", "--bogus is not an option of deadpool"),
+        ("version --bogus", "--bogus is not an option of deadpool version"),
+        (
+            "rehearse",
+            "no script given: deadpool rehearse [OPTIONS] SCRIPT [-- SCRIPT ARGS]",
+        ),
+        (
+            "rehearse train.py --spare 2",
+            "--spare is not an option of deadpool rehearse; did you mean --spares?",
+        ),
+        (
+            "rehearse train.py --lr 3e-4",
+            "--lr is not an option of deadpool rehearse; arguments for the script go after --: "
+            "deadpool rehearse train.py --spares 1 -- --lr 3e-4",
+        ),
+        (
+            "rehearse train.py config.yaml -- --lr 1",
+            "config.yaml is one argument too many; arguments for the script go after --: "
+            "deadpool rehearse train.py --spares 1 -- --lr 3e-4",
+        ),
+        (
+            "rehearse train.py --nodes 0",
+            "Invalid value for '--nodes': 0 is not in the range x>=1",
+        ),
+        ("rehearse none.py", "there is no script none.py"),
+    ],
+)
+def test_mistake_with_deadpool_is_told_in_one_sentence(
+    script: Path, capsys: pytest.CaptureFixture[str], arguments: str, sentence: str
+) -> None:
+    assert main_cli.run(shlex.split(arguments)) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"deadpool: {sentence}\n")
+
+
+def test_deadpool_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_cli.run([]) == 2
+    assert capsys.readouterr().out.startswith("Usage: deadpool ")
+
+
 def test_deadpool_version_names_what_a_job_depends_on() -> None:
-    result = CliRunner().invoke(main_cli.main, ["version"])
+    result = CliRunner().invoke(main_cli.command, ["version"])
     assert result.exit_code == 0
     names = [line.split("  ")[0] for line in result.output.splitlines()]
     assert names == ["deadpool", "python", "torch", "slurm", "native shim"]
 
 
 def test_deadpool_lists_subcommands_without_loading_them() -> None:
-    result = CliRunner().invoke(main_cli.main, ["--help"])
+    result = CliRunner().invoke(main_cli.command, ["--help"])
     assert result.exit_code == 0
     assert "rehearse" in result.output
     assert "version" in result.output

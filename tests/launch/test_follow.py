@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from deadpool_launch.follow import (
+    NOTHING,
     JournalTail,
     NodeRole,
     RunView,
@@ -16,6 +17,7 @@ from deadpool_launch.follow import (
     steps_run_again,
 )
 from deadpool_launch.journal import JOURNAL_NAME, Journal
+from deadpool_runtime.encoding import Digest, digest_of
 
 
 def _record(at: float, kind: str, **fields: Any) -> dict[str, Any]:
@@ -197,3 +199,23 @@ def test_what_only_one_run_reported_counts_as_different() -> None:
 
 def test_without_any_final_state_there_is_nothing_to_compare() -> None:
     assert compare_finals(RunView(), RunView()) == []
+
+
+def test_digests_of_nothing_are_the_runtimes() -> None:
+    digests = [Digest().hexdigest(), digest_of([], "schedulers"), digest_of({}, "job.state")]
+    assert sorted(NOTHING) == sorted(digests)
+
+
+def test_a_part_that_no_rank_has_is_empty() -> None:
+    nothing, something = digest_of({}, "job.state"), digest_of({"a": 1}, "job.state")
+    none, some, one = (
+        _finals({"user": first}, {"user": second})
+        for first, second in (
+            (nothing, nothing),
+            (something, something),
+            (nothing, something),
+        )
+    )
+    assert [row.empty for row in compare_finals(none, none)] == [True]
+    for reference, disturbed in ((some, some), (one, one), (none, one)):
+        assert [row.empty for row in compare_finals(reference, disturbed)] == [False]

@@ -49,22 +49,39 @@ def _size(path: Path) -> tuple[int, int]:
 
 def test_both_runs_are_drawn_into_a_png(tmp_path: Path) -> None:
     path = tmp_path / "loss.png"
-    plot.draw(_run(fault=False), _run(fault=True), path)
+    plot.draw(_run(fault=False), _run(fault=True), path, "train.py with kill:1@12")
     width, height = _size(path)
     assert width >= 800
     assert height >= 500
 
 
 def test_a_run_without_reference_or_without_losses_is_drawn_too(tmp_path: Path) -> None:
-    plot.draw(None, _run(fault=True), tmp_path / "one.png")
-    plot.draw(RunView(), RunView(), tmp_path / "empty.png")
+    plot.draw(None, _run(fault=True), tmp_path / "one.png", "one")
+    plot.draw(RunView(), RunView(), tmp_path / "empty.png", "empty")
     assert _size(tmp_path / "one.png") == _size(tmp_path / "empty.png")
 
 
-def test_without_matplotlib_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_sentence_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"deadpool-launch\[plot\]"):
+    with pytest.raises(UsageError, match=r"install matplotlib \(pip install matplotlib\)$"):
         plot.require_matplotlib()
+
+
+def test_the_picture_has_a_title_and_says_what_is_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    plot.draw(_run(fault=False), _run(fault=True), tmp_path / "x.png", "train.py with kill:1@12")
+    (figure,) = drawn
+    assert figure.get_suptitle() == "train.py with kill:1@12"
+    assert figure.axes[0].get_legend_handles_labels()[1] == [
+        "undisturbed",
+        "with the fault",
+        "interrupted step, run again",
+    ]
 
 
 @pytest.mark.parametrize("name", ["loss.pdf", "loss", "missing/loss.png"])

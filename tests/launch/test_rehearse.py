@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deadpool_launch.faults import check_targets, parse_fault
 from deadpool_launch.follow import JournalTail, RunView
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
@@ -31,6 +33,15 @@ def _rehearse(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def _kept(done: subprocess.CompletedProcess[str], tmp_path: Path) -> Path:
+    """The folder that a failed rehearsal says it has kept; moved away, so that no trace is left."""
+    match = re.search(r"^Run directories \(logs, journals\): (.+)$", done.stdout, re.MULTILINE)
+    assert match, done.stdout + done.stderr
+    kept = tmp_path / "moved"
+    shutil.move(match[1], kept)
+    return kept
+
+
 def _view(run_dir: Path) -> RunView:
     view = RunView()
     view.apply_all(JournalTail(run_dir).records())
@@ -45,6 +56,8 @@ def test_a_lost_node_is_replaced_and_the_final_state_has_the_same_bits(tmp_path:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SAME BITS" in done.stdout
+    assert f"Run directories (logs, journals): {keep}" in done.stdout
+    assert re.search(r"^ extras +none *$", done.stdout, re.MULTILINE)
     assert "Incident 1" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     view = _view(keep / "disturbed")
@@ -66,16 +79,45 @@ def test_a_run_that_ends_in_another_state_is_noticed(tmp_path: Path) -> None:
     done = _rehearse(script, "--nodes", "2", "--fault", "kill:1@3", "--", *_SMALL)
     assert done.returncode == 40, done.stdout + done.stderr
     assert "DIFFERENT" in done.stdout
-    assert re.search(r"parameters +differs on 0, 1 of 2 ranks", done.stdout)
+    assert re.search(r"parameters +differs on ranks 0-1 of 2", done.stdout)
+    assert "state that attach was not given" in done.stdout
+    assert _view(_kept(done, tmp_path) / "disturbed").step == 12
 
 
-def test_a_fault_that_is_never_reached_is_no_rehearsal() -> None:
+def test_a_fault_that_is_never_reached_is_no_rehearsal(tmp_path: Path) -> None:
     done = _rehearse(
         *(EXAMPLE, "--nodes", "1", "--spares", "0", "--no-reference"),
         *("--fault", "kill:0@500", "--", *_SMALL),
     )
     assert done.returncode == 41, done.stdout + done.stderr
     assert "NOT REHEARSED: kill:0@500" in done.stdout
+    assert done.stdout.count("deadpool-rehearsal-") == 1
+    assert _view(_kept(done, tmp_path) / "disturbed").step == 12
+
+
+def test_a_rehearsal_that_succeeds_leaves_nothing_and_names_no_folder() -> None:
+    done = _rehearse(
+        *(EXAMPLE, "--nodes", "1", "--spares", "0", "--no-reference"),
+        *("--fault", "kill:0@500", "--fault", "kill:0@3", "--", *_SMALL),
+    )
+    assert done.returncode == 2
+    done = _rehearse(
+        *(EXAMPLE, "--nodes", "2", "--spares", "0", "--no-reference"),
+        *("--fault", "kill:1@3", "--", *_SMALL),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "deadpool-rehearsal-" not in done.stdout
+
+
+def test_no_spare_is_said_once_with_the_next_step(tmp_path: Path) -> None:
+    done = _rehearse(
+        *(EXAMPLE, "--nodes", "2", "--spares", "0", "--no-reference"),
+        *("--fault", "power-off:1@3", "--", *_SMALL),
+    )
+    assert done.returncode == 30, done.stdout + done.stderr
+    assert done.stdout.count("no spare was held: submit again with --spares 1") == 1
+    assert "FAILED: the run with the fault ended with exit code 30: no spare" in done.stdout
+    _kept(done, tmp_path)
 
 
 def test_a_script_that_fails_gives_its_exit_code_and_traceback(tmp_path: Path) -> None:
@@ -85,6 +127,8 @@ def test_a_script_that_fails_gives_its_exit_code_and_traceback(tmp_path: Path) -
     assert done.returncode == 20, done.stdout + done.stderr
     assert "FAILED: the undisturbed run ended with exit code 20" in done.stdout
     assert "ArithmeticError: seven" in done.stdout
+    assert "waiting" not in done.stdout
+    assert (_kept(done, tmp_path) / "undisturbed" / "journal.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -95,6 +139,7 @@ def test_a_script_that_fails_gives_its_exit_code_and_traceback(tmp_path: Path) -
         ["--fault", "kill:first@5"],
         [],
         ["--fault", "kill:0@5", "--plot", "loss.pdf"],
+        ["--fault", "kill:0@0"],
     ],
 )
 def test_what_cannot_be_rehearsed_is_said_in_one_sentence(arguments: list[str]) -> None:
@@ -102,6 +147,39 @@ def test_what_cannot_be_rehearsed_is_said_in_one_sentence(arguments: list[str]) 
     assert done.returncode == 2
     assert done.stdout == ""
     assert re.fullmatch(r"deadpool: .+\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("faults", "sentence"),
+    [
+        (
+            ["power-off:2@5"],
+            "--fault power-off:2@5: 2 is no active node; "
+            "those are local1, local2, with indices from 0 to 1",
+        ),
+        (
+            ["vanish:local3@5"],
+            "--fault vanish:local3@5: local3 is no active node; "
+            "those are local1, local2, with indices from 0 to 1",
+        ),
+        (["kill:4@5"], "--fault kill:4@5: ranks go from 0 to 3"),
+        (["freeze:1@0"], "--fault freeze:1@0: steps count from 1"),
+        (
+            ["power-off:1@5", "kill:2@9"],
+            "--fault kill:2@9: rank 2 brings about power-off:1@5 already; "
+            "let another rank or node be struck",
+        ),
+    ],
+)
+def test_targets_are_checked_before_anything_is_run(faults: list[str], sentence: str) -> None:
+    given = [word for fault in faults for word in ("--fault", fault)]
+    done = _rehearse(EXAMPLE, "--nodes", "2", "--nproc-per-node", "2", *given)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"deadpool: {sentence}\n")
+
+
+def test_targets_by_name_index_and_rank_are_accepted() -> None:
+    faults = ["freeze-node:local1@5", "vanish:1@1", "kill:3@2"]
+    check_targets([parse_fault(text) for text in faults], ("local1", "local2"), 2)
 
 
 def test_a_folder_with_something_in_it_is_not_used(tmp_path: Path) -> None:

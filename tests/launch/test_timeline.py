@@ -61,6 +61,38 @@ def test_the_headline_names_cause_verdict_time_and_replayed_steps() -> None:
     assert headline(_incident(closed=False)).endswith("; not resolved")
 
 
+def test_what_the_headline_says_is_not_said_again() -> None:
+    view = RunView()
+    for at, phase, detail in (
+        (1.0, "opened", "rank 1 on n2 died"),
+        (1.0, "detected", "rank 1 on n2 died"),
+        (1.2, "detected", "n3 lost"),
+    ):
+        fields = {"number": 1, "phase": phase, "detail": detail}
+        view.apply({"at": at, "kind": "incident", **fields})
+    view.apply(
+        {
+            "at": 1.5,
+            "kind": "incident",
+            "number": 1,
+            "phase": "closed",
+            "verdict": "stopped",
+            "detail": "n3 lost, no spare left: submit again",
+            "replayed_steps": 0,
+        }
+    )
+    details = [(row.phase, row.detail) for row in timeline(view.incidents[1])]
+    assert details == [
+        ("opened", ""),
+        ("detected", ""),
+        ("detected", "n3 lost"),
+        ("closed", "the job ended"),
+    ]
+    assert headline(view.incidents[1]) == (
+        "Incident 1: rank 1 on n2 died; stopped 0.50 s after the first sign"
+    )
+
+
 def test_a_rehearsed_fault_comes_before_its_first_sign() -> None:
     incident = _incident(fault=True)
     rows = timeline(incident)
@@ -102,5 +134,8 @@ def test_the_table_fits_the_terminal(width: int) -> None:
     assert max(len(line) for line in lines) <= width
     for _, phase, _ in _PHASES:
         assert sum(line.startswith(phase) for line in lines) == 1
+    shown = " ".join("".join(lines).split())
+    assert "A bar is the time spent to reach its row." in shown
+    assert "…" not in shown
     assert any("node4 takes rank 1" in line for line in lines)
     assert ("took s" in "".join(lines)) == (width == 120)

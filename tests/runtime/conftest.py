@@ -1,4 +1,4 @@
-"""One parked process for all tests that run real ranks, and a short way to run a job with it."""
+"""Fixtures: real ranks, forked from one parked process, or a single rank in this process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_rank import BATCHES, Launcher, Training, install
 
 from deadpool_runtime.testing import FakeLauncher, Outcome, ParkedProcess
 
@@ -80,3 +81,19 @@ def undisturbed(train: Callable[..., Run]) -> Callable[..., Run]:
         return known[args, world_size]
 
     return run
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    return install(monkeypatch)
+
+
+@pytest.fixture
+def expected(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The weights after a run in which nothing happens."""
+    install(monkeypatch)
+    training = Training()
+    for step, batch in training.job.steps(BATCHES):
+        with step:
+            training(batch)
+    return training.weights()

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from deadpool_runtime import rng
 from deadpool_runtime.data import Batches
-from deadpool_runtime.encoding import decode, encode
+from deadpool_runtime.encoding import decode, digest_of, encode
 from deadpool_runtime.errors import Misuse
 
 
@@ -165,7 +165,7 @@ def test_a_survivor_reads_again_with_the_loader_it_has(name: str, back_to: int) 
             again = [(flat(fetched.take()), body()), *run(batches, back_to + 1, 9)]
             assert again == story[back_to - 1 :]
             assert batches.obtain(10).ended
-        assert batches.position() == saved[10][0]
+        assert digest_of(batches.position(), "here") == digest_of(saved[10][0], "there")
         assert body() == end
 
 

@@ -78,6 +78,22 @@ def test_survivors_ahead_read_a_batch_anew_that_the_body_changed(
     assert_same(run, undisturbed(*STEPS, "--in-place"), deaths=2)
 
 
+@pytest.mark.parametrize("place", ["1:5:end", "1:5:backward"])
+def test_a_body_that_catches_every_exception_is_run_again(
+    train: Callable[..., Any], undisturbed: Callable[..., Any], place: str
+) -> None:
+    run = train(*STEPS, "--swallow", *die(place))
+    assert run.outcome.plans == [(2, 4)]
+    assert run.numbers() == undisturbed(*STEPS, "--swallow").numbers()
+
+
+def test_a_rank_with_parameters_of_its_own_is_not_restored_from_a_peer(
+    train: Callable[..., Any],
+) -> None:
+    run = train(*STEPS, "--local-from", "3", *die("1:6:start"), world_size=2, allow_failure=True)
+    assert "parameters of rank 1 were not those of its peers" in run.outcome.failed[1].error
+
+
 def test_two_kills_one_after_the_other(
     train: Callable[..., Any], undisturbed: Callable[..., Any]
 ) -> None:

@@ -127,22 +127,6 @@ def test_slots_keep_their_storage() -> None:
     assert pointers == {key: t.data_ptr() for key, t in state.slot_of(3).tensors.items()}
 
 
-def test_only_buffers_that_change_belong_to_the_rank() -> None:
-    model, *_, state = make()
-    assert state.own_part()["buffers"] == {}
-    model.count.add_(1)
-    assert list(state.own_part()["buffers"]) == ["b/0/count"]
-
-
-def test_batch_normalisation_buffers_belong_to_the_rank() -> None:
-    model = nn.BatchNorm1d(3)
-    *_, state = make(model=model)
-    state.own_part()
-    model(torch.randn(8, 3))
-    names = ["b/0/running_mean", "b/0/running_var", "b/0/num_batches_tracked"]
-    assert list(state.own_part()["buffers"]) == names
-
-
 def test_whether_a_gradient_is_none_or_zero_is_kept() -> None:
     model, optimizer, scheduler, state = make()
     train(model, optimizer, scheduler)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -97,9 +96,8 @@ def explain(done: subprocess.CompletedProcess[str], run_dir: Path) -> str:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists."""
+    """Whether a process runs; one that has ended but was not waited for does not."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    return True

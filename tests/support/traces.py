@@ -7,21 +7,16 @@ from pathlib import Path
 
 import psutil
 
-#: Beginnings of names that this project, Python, Slurm or munge give to files in shared places.
-OURS = ("deadpool", "torch_", "torchelastic", "tmp", "pymp", "slurm", "munge", "sem.", "psm_")
-PLACES = (Path("/dev/shm"), Path("/tmp"))
+#: Beginnings of names that torch itself leaves in the temporary directory, without DEADPOOL too.
+TORCHS_OWN = ("torchinductor_", "torchelastic_")
+SHARED_MEMORY = Path("/dev/shm")
 
 
-def traces(processes: bool) -> set[str]:
-    """Files in shared places that could be ours and, if asked, descendants of this process."""
-    found = {
-        str(path)
-        for place in PLACES
-        if place.is_dir()
-        for path in place.iterdir()
-        if path.name.startswith(OURS)
-    }
-    for child in psutil.Process().children(recursive=True) if processes else ():
+def traces(directory: Path) -> set[str]:
+    """Files in the temporary directory, ours in shared memory, descendants of this process."""
+    found = {str(path) for path in directory.iterdir() if not path.name.startswith(TORCHS_OWN)}
+    found |= {str(path) for path in SHARED_MEMORY.glob("*deadpool*")}
+    for child in psutil.Process().children(recursive=True):
         try:
             if child.status() != psutil.STATUS_ZOMBIE:
                 found.add(f"process {child.pid} {' '.join(child.cmdline())[:100]}")
@@ -30,10 +25,10 @@ def traces(processes: bool) -> set[str]:
     return found
 
 
-def new_traces(before: set[str], processes: bool, patience_s: float) -> set[str]:
+def new_traces(before: set[str], directory: Path, patience_s: float) -> set[str]:
     """What is there now and was not before, once it has had time to go away."""
     deadline = time.monotonic() + patience_s
-    while new := traces(processes) - before:
+    while new := traces(directory) - before:
         if time.monotonic() > deadline:
             return new
         time.sleep(0.1)

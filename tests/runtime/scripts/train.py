@@ -13,7 +13,10 @@ import random
 import signal
 import time
 import weakref
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,12 +43,17 @@ class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
 class Bomb(nn.Module):
     """Passes its input on; in the backward pass it calls ``Bomb.armed`` half way."""
 
-    armed = None
+    armed: Callable[[], None] | None = None
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         if value.requires_grad and Bomb.armed is not None:
-            value.register_hook(lambda gradient: Bomb.armed())
+            value.register_hook(Bomb.explode)  # type: ignore[no-untyped-call]
         return value
+
+    @staticmethod
+    def explode(gradient: torch.Tensor) -> None:
+        if Bomb.armed is not None:
+            Bomb.armed()
 
 
 def fuse(directory: Path, name: str) -> bool:
@@ -81,6 +89,10 @@ def main() -> None:
     parser.add_argument("--break-at", type=int, default=0)
     parser.add_argument("--in-place", action="store_true")
     parser.add_argument("--accumulate-wrongly", action="store_true")
+    # An exception of the backward pass or of the optimizer is caught, and the step goes on.
+    parser.add_argument("--swallow", action="store_true")
+    # From this step on no gradients are averaged, so that the ranks' parameters drift apart.
+    parser.add_argument("--local-from", type=int, default=1 << 30)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--width", type=int, default=32)
     args = parser.parse_args()
@@ -108,7 +120,7 @@ def main() -> None:
     np.random.seed(300 + rank)
 
     dataset = Numbers()
-    sampler: DistributedSampler | None = None
+    sampler: DistributedSampler[Any] | None = None
     if world_size > 1:
         sampler = DistributedSampler(dataset, world_size, rank, shuffle=True)
     loader = DataLoader(
@@ -118,7 +130,7 @@ def main() -> None:
     job = deadpool.attach(model, optimizer, scheduler)
     job.state["seen"] = []
     deaths = [(int(r), int(s), phase) for r, s, phase in (d.split(":") for d in args.die)]
-    watched: list[weakref.ref] = []
+    watched: list[weakref.ref[torch.Tensor]] = []
     redone: list[bool] = []
 
     def forward_backward(batch: list[torch.Tensor]) -> torch.Tensor:
@@ -126,7 +138,8 @@ def main() -> None:
         watched.append(weakref.ref(activation))
         loss = (activation - batch[1]).pow(2).mean() * (1 + random.random() + np.random.rand())
         loss.backward()
-        return loss.detach()
+        detached: torch.Tensor = loss.detach()
+        return detached
 
     limits = {"max_steps": args.max_steps} if args.max_steps else {"epochs": args.epochs}
     for step, batch in job.steps(loader, **limits):
@@ -146,11 +159,19 @@ def main() -> None:
             if args.in_place:
                 batch[0].add_(1.0)
             optimizer.zero_grad()
-            loss = forward_backward(batch)
+            local = step.number >= args.local_from and isinstance(model, DistributedDataParallel)
+            if local:
+                dist.barrier()
+            loss = torch.zeros(())
+            with suppress(Exception) if args.swallow else nullcontext():
+                with model.no_sync() if local else nullcontext():  # type: ignore[operator]
+                    loss = forward_backward(batch)
+            if args.swallow and any(s == step.number and r != rank for r, s, _ in deaths):
+                time.sleep(0.5)  # until it is known that the other died
             if "ahead" in mine:
                 # The others have all they need to end this step and wait for this rank in the next.
-                other = (rank + 1) % world_size
-                wait_for(args.out / f"began-{other}-{step.number + 1}")
+                for other in set(range(world_size)) - {rank}:
+                    wait_for(args.out / f"began-{other}-{step.number + 1}")
                 die()
             if "late" in mine:
                 wait_for(args.out / f"ended-{(rank + 1) % world_size}")
@@ -158,7 +179,8 @@ def main() -> None:
             if args.raise_at == f"{rank}:{step.number}":
                 raise ZeroDivisionError("the script's own mistake")
             if not args.accumulate_wrongly:
-                optimizer.step()
+                with suppress(RuntimeError) if args.swallow else nullcontext():
+                    optimizer.step()
             scheduler.step()
             job.state["seen"] = job.state["seen"] + batch[2].tolist()
             step.report(loss=float(loss))
