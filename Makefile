@@ -35,7 +35,7 @@ check: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy $$(find tests examples bench -name '*.py')
+	@$(BIN)/mypy $$(find tests bench -name '*.py')
 	@PYTHONPATH=.:runtime:slurm $(BIN)/lint-imports setup.cfg
 
 test: check packages

@@ -17,6 +17,7 @@ import platform
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -114,7 +115,7 @@ def main() -> None:
         raise SystemExit(f"over the limit: {', '.join(failed)}")
 
 
-def write(results: dict[str, object], runs: int) -> None:
+def write(results: Mapping[str, object], runs: int) -> None:
     """Keep the figures with what they were measured on."""
     record = {
         "command": f"python bench/first_step.py --runs {runs}",

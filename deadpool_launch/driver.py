@@ -27,7 +27,7 @@ from deadpool_launch.controller.driver import JobDriver
 from deadpool_launch.errors import UnsuitableError, UsageError
 from deadpool_launch.journal import Journal
 from deadpool_launch.options import LaunchOptions
-from deadpool_launch.plan import LaunchPlan, agent_argv
+from deadpool_launch.plan import agent_argv
 from deadpool_launch.prepare import Prepared, look, make_backend, prepare
 from deadpool_runtime import protocol
 
@@ -164,7 +164,7 @@ def _job_driver(
     run_dir: Path,
 ) -> JobDriver:
     plan, allocation = prepared.plan, prepared.allocation
-    fault_plan = _fault_plan(options.faults, plan)
+    fault_plan = faults.striking_ranks(options.faults, plan.active, plan.nproc_per_node)
     spec = protocol.JobSpec(
         job_id=allocation.job_id,
         run_dir=str(run_dir),
@@ -199,37 +199,6 @@ def _job_driver(
         agent_argv=lambda node, connect: agent_argv(sys.executable, node, connect, str(run_dir)),
         launcher_host=allocation.launcher_host,
         fault_plan=fault_plan,
-    )
-
-
-def _fault_plan(given: Sequence[faults.Fault], plan: LaunchPlan) -> dict[int, faults.Fault]:
-    """Which rank brings which fault about: one a rank, since a later process of it brings none."""
-    fault_plan: dict[int, faults.Fault] = {}
-    for fault in given:
-        rank = _fault_rank(fault, plan)
-        if rank in fault_plan:
-            raise UsageError(
-                f"--fault {fault}: rank {rank} brings about {fault_plan[rank]} already; "
-                "let another rank or node be struck"
-            )
-        fault_plan[rank] = fault
-    return fault_plan
-
-
-def _fault_rank(fault: faults.Fault, plan: LaunchPlan) -> int:
-    """The rank that brings the fault about by reaching its step: the target, or the first rank of
-    the node.
-    """
-    if fault.rank is not None:
-        return fault.rank
-    assert fault.node is not None
-    if fault.node in plan.active:
-        return plan.ranks_of(plan.active.index(fault.node))[0]
-    if fault.node.isdecimal() and int(fault.node) < len(plan.active):
-        return plan.ranks_of(int(fault.node))[0]
-    raise UsageError(
-        f"--fault {fault}: {fault.node} is no active node; "
-        f"name one of {', '.join(plan.active)}, or its index from 0 to {len(plan.active) - 1}"
     )
 
 

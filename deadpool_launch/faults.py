@@ -71,11 +71,13 @@ def parse_fault(text: str) -> Fault:
     return Fault(kind, match["target"], int(match["step"]))
 
 
-def check_targets(faults: Sequence[Fault], active: Sequence[str], nproc_per_node: int) -> None:
-    """Raise a ``UsageError`` unless every fault strikes an active node or a rank that there is.
+def striking_ranks(
+    faults: Sequence[Fault], active: Sequence[str], nproc_per_node: int
+) -> dict[int, Fault]:
+    """Which rank brings which fault about by reaching its step: the target, or the node's first.
 
-    A fault is brought about by a rank that reaches its step: the target, or the node's first rank.
-    Each rank can do that once.
+    Raises a ``UsageError`` unless every fault strikes an active node or a rank that there is, and
+    each rank at most once.
     """
     struck: dict[int, Fault] = {}
     for fault in faults:
@@ -86,6 +88,7 @@ def check_targets(faults: Sequence[Fault], active: Sequence[str], nproc_per_node
                 "let another rank or node be struck"
             )
         struck[rank] = fault
+    return struck
 
 
 def _striking_rank(fault: Fault, active: Sequence[str], nproc_per_node: int) -> int:

@@ -25,7 +25,7 @@ from deadpool_launch.display import open_display
 from deadpool_launch.entry import ScriptCommand
 from deadpool_launch.errors import UsageError
 from deadpool_launch.exits import ExitCode
-from deadpool_launch.faults import Fault, check_targets, parse_fault
+from deadpool_launch.faults import Fault, striking_ranks, parse_fault
 from deadpool_launch.follow import PartComparison, compare_finals, loss_curve
 from deadpool_launch.rehearsal_run import Interrupted, Interrupts, Outcome, run_once
 
@@ -180,7 +180,7 @@ def check(rehearsal: Rehearsal) -> None:
         raise UsageError(
             "nothing to rehearse: name at least one --fault, such as --fault power-off:1@20"
         )
-    check_targets(rehearsal.faults, local_nodes(rehearsal.nodes), rehearsal.nproc_per_node)
+    striking_ranks(rehearsal.faults, local_nodes(rehearsal.nodes), rehearsal.nproc_per_node)
     if rehearsal.plot is not None:
         plot.check_path(rehearsal.plot)
         plot.require_matplotlib()

@@ -139,7 +139,7 @@ def up(nodes: int, slurmd_timeout_s: int) -> None:
                     count="1 node is" if nodes == 1 else f"{nodes} nodes are",
                     after_s=time.monotonic() - began,
                     base=cluster.base,
-                    program=" ".join(map(os.path.relpath, (sys.executable, _PROGRAM))),
+                    program=f"{os.path.relpath(sys.executable)} {os.path.relpath(_PROGRAM)}",
                 )
             )
             _show_changes(cluster)

@@ -6,10 +6,9 @@ import signal
 import time
 from pathlib import Path
 
+import local_run
 import psutil
 import pytest
-
-import local_run
 from local_run import explain, final_state, records
 
 STEPS = ["--", "--steps", "8"]

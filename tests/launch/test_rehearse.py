@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deadpool_launch.faults import check_targets, parse_fault
+from deadpool_launch.faults import striking_ranks, parse_fault
 from deadpool_launch.follow import JournalTail, RunView
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
@@ -179,7 +179,7 @@ def test_targets_are_checked_before_anything_is_run(faults: list[str], sentence:
 
 def test_targets_by_name_index_and_rank_are_accepted() -> None:
     faults = ["freeze-node:local1@5", "vanish:1@1", "kill:3@2"]
-    check_targets([parse_fault(text) for text in faults], ("local1", "local2"), 2)
+    striking_ranks([parse_fault(text) for text in faults], ("local1", "local2"), 2)
 
 
 def test_a_folder_with_something_in_it_is_not_used(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def _survive(crew: Any, rank: int) -> float:
         registries.append(registry)
         make(registry, detached)
 
-    GroupRegistry.install = remember  # type: ignore[method-assign]
+    GroupRegistry.install = remember  # type: ignore
 
     def abort_after_the_kill() -> None:
         crew.client().wait(["killed"], timedelta(seconds=60))

@@ -151,7 +151,7 @@ class Training:
         store = self.registry.open_store("127.0.0.1", self.crew.port, PATIENCE)
         has_state = self.incarnation == 0 or not self.registry.detached
         # What a rank had not saved when it died is lost, so all go back to what everybody has.
-        newest = str(self.done).encode() if has_state else store.get(f"saved/{self.rank}")
+        newest = str(self.done) if has_state else store.get(f"saved/{self.rank}").decode()
         store.set(f"newest/{self.epoch}/{self.rank}", newest)
         store.set(f"has_state/{self.epoch}/{self.rank}", str(has_state))
         self.registry.rebuild(self.epoch, store)
@@ -160,7 +160,7 @@ class Training:
         donor = next(
             rank for rank in ranks if store.get(f"has_state/{self.epoch}/{rank}") == b"True"
         )
-        box = [self.saved[step] if self.rank == donor else None]
+        box: list[Any] = [self.saved[step] if self.rank == donor else None]
         dist.broadcast_object_list(box, src=donor)
         if not has_state:
             # Every rank has batch statistics of its own; the rest is the same everywhere.
