@@ -25,7 +25,7 @@ from deadpool_launch.display import open_display
 from deadpool_launch.entry import ScriptCommand
 from deadpool_launch.errors import UsageError
 from deadpool_launch.exits import ExitCode
-from deadpool_launch.faults import Fault, striking_ranks, parse_fault
+from deadpool_launch.faults import Fault, parse_fault, striking_ranks
 from deadpool_launch.follow import PartComparison, compare_finals, loss_curve
 from deadpool_launch.rehearsal_run import Interrupted, Interrupts, Outcome, run_once
 

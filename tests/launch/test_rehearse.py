@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deadpool_launch.faults import striking_ranks, parse_fault
+from deadpool_launch.faults import parse_fault, striking_ranks
 from deadpool_launch.follow import JournalTail, RunView
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
