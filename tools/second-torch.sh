@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests of process groups and of whole local jobs on the second supported torch, with each of its two ways
+# The tests of process groups and of recoveries on the second supported torch, with each of its two ways
 # to rebuild a group. Installs 5.5 GB into .venv-torch-2.14 the first time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,5 +16,5 @@ if [ ! -e $venv/.ready ]; then
 fi
 for mechanism in swap reconfigure; do
     echo "torch $torch, $mechanism"
-    DEADPOOL_GROUP_MECHANISM=$mechanism $venv/bin/pytest tests/runtime tests/launch/test_local_jobs.py
+    DEADPOOL_GROUP_MECHANISM=$mechanism $venv/bin/pytest tests/runtime/groups tests/runtime/test_session_recovery.py
 done
