@@ -41,6 +41,7 @@ class SlurmAgent:
         self._step_name = step_name
         self._process = process
         self._said_path = said_path
+        self._killed = False
 
     async def wait(self) -> int:
         """The exit code of ``srun``, which is the agent's unless the step broke."""
@@ -48,7 +49,7 @@ class SlurmAgent:
 
     async def stop(self, grace_s: float) -> None:
         """End the step through Slurm, then ``srun``: killing ``srun`` alone leaves the step."""
-        if self._process.returncode == 0:
+        if self._process.returncode == 0 or self._killed:
             return
         if grace_s > 0 and await self._ended("TERM", grace_s):
             return
@@ -57,6 +58,8 @@ class SlurmAgent:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+        # Once is enough: on a dead node the next try would wait in vain like this one.
+        self._killed = True
 
     def last_words(self) -> str:
         """What ``srun`` reported last, errors before anything else."""
