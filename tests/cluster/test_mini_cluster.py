@@ -31,8 +31,8 @@ STEP_ON_EVERY_NODE = textwrap.dedent("""\
 
 
 def run_step_everywhere(slurm: MiniCluster) -> int:
-    """A job over all four nodes, with a task running on each; returns when all tasks run."""
-    job = slurm.submit(STEP_ON_EVERY_NODE, nodes=4)
+    """A job over all nodes, with a task running on each; returns when all tasks run."""
+    job = slurm.submit(STEP_ON_EVERY_NODE, nodes=len(slurm.node_names))
     for node in slurm.node_names:
         wait_for_sleep(slurm, node)
     return job
@@ -54,7 +54,7 @@ def start_step(slurm: MiniCluster, job: int, node: str) -> subprocess.CompletedP
 
 
 def test_all_nodes_are_idle(slurm: MiniCluster) -> None:
-    assert slurm.node_states() == dict.fromkeys(("n1", "n2", "n3", "n4"), "IDLE")
+    assert slurm.node_states() == dict.fromkeys(("n1", "n2", "n3", "n4", "n5"), "IDLE")
 
 
 def test_a_job_runs_on_every_node(slurm: MiniCluster) -> None:
