@@ -109,7 +109,7 @@ def test_a_silent_node_is_marked_down_and_leaves_the_job(slurm: MiniCluster) -> 
     job = run_step_everywhere(slurm)
     slurm.power_off("n4")
     slurm.wait_node_state("n4", lambda state: "DOWN" in state, PATIENCE_S)
-    assert slurm.job_info(job).nodes == ("n1", "n2", "n3")
+    assert slurm.job_info(job).nodes == ("n1", "n2", "n3", "n5")
     assert slurm.job_state(job) == "RUNNING"
 
 
