@@ -3,13 +3,18 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 NODES  ?= 4
+FAULTS ?= 300
+SEED   ?= 1
 
-.PHONY: help setup packages demo check test test-all cluster cluster-shell cluster-fault cluster-down clean
+.PHONY: help setup packages demo check test test-all fuzz chaos soak cluster cluster-shell cluster-fault cluster-down clean
 
 help:
 	@echo "make demo           a node dies under the example, a spare takes over; writes deadpool-demo.png"
 	@echo "make test           format, lint, types, import contracts, all tests but the fault matrix"
 	@echo "make test-all       make test, the fault matrix, and the group tests on a second torch"
+	@echo "make fuzz           100,000 mutated inputs for every reader of bytes or text from outside"
+	@echo "make chaos          every kind of fault on a real Slurm cluster, docs/reliability.md (root)"
+	@echo "make soak           FAULTS=$(FAULTS) faults drawn from SEED=$(SEED), two hours at most (root)"
 	@echo "make check          format, lint, types, import contracts"
 	@echo "make cluster        a real Slurm cluster of NODES=$(NODES) nodes on this machine (root); Ctrl-C ends it"
 	@echo "make cluster-shell  a shell on its login node;  make cluster-down  end it from elsewhere"
@@ -44,6 +49,15 @@ test: check packages
 test-all: check packages
 	@$(BIN)/pytest
 	@tools/second-torch.sh
+
+fuzz: setup
+	@$(BIN)/python tests/fuzz/fuzz.py --inputs 100000
+
+chaos: setup packages
+	@$(BIN)/python tests/chaos/chaos.py
+
+soak: setup packages
+	@$(BIN)/python tests/chaos/soak.py --faults $(FAULTS) --seed $(SEED)
 
 cluster: setup packages
 	@$(BIN)/python tests/cluster/mini_cluster.py up --nodes $(NODES)

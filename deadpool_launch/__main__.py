@@ -1,6 +1,6 @@
 """``python -m deadpool_launch`` is ``deadpool-launch``."""
 
-from deadpool_launch.cli import main
+from deadpool_launch.supervisor import main
 
 if __name__ == "__main__":
     main()

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from deadpool_runtime import protocol
 
 SECRET_NAME = "secret"
 SECRET_NBYTES = 32
+#: Where the launcher listens, as HOST:PORT, for commands that are given beside the job.
+ADDRESS_NAME = "address"
 #: Time for a peer to finish the handshake.
 HANDSHAKE_S = 10.0
 
@@ -35,6 +36,31 @@ def write_secret(run_dir: Path) -> bytes:
 def read_secret(run_dir: Path) -> bytes:
     """The job's secret; raises ``OSError`` where the run directory cannot be read."""
     return (run_dir / SECRET_NAME).read_bytes()
+
+
+def write_address(run_dir: Path, host: str, port: int) -> None:
+    """Say where the launcher of this run directory is reached, to its user only."""
+    fresh = run_dir / f".{ADDRESS_NAME}.{os.getpid()}"
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(f"{host}:{port}\n")
+    fresh.rename(run_dir / ADDRESS_NAME)
+
+
+def read_address(run_dir: Path) -> tuple[str, int]:
+    """The opposite; raises ``OSError``, or ``ValueError`` if there is something else."""
+    host, _, port = (run_dir / ADDRESS_NAME).read_text().strip().rpartition(":")
+    return host, int(port)
+
+
+def forget(run_dir: Path) -> None:
+    """The job is over: nobody of it can be there any more."""
+    for name in (ADDRESS_NAME, SECRET_NAME):
+        (run_dir / name).unlink(missing_ok=True)
+
+
+class BrokenOff(protocol.ProtocolError):
+    """The peer went away, or took too long, before both had proved the secret."""
 
 
 class MessageStream:
@@ -61,8 +87,15 @@ class MessageStream:
         with contextlib.suppress(OSError):
             await self._writer.drain()
 
+    def put_back(self, messages: list[Any]) -> None:
+        """Let the next ``receive`` return these, which an earlier one returned."""
+        self._ready = messages
+
     async def receive(self) -> list[Any]:
         """The next messages, at least one; an empty list means the connection is closed."""
+        if self._ready:
+            ready, self._ready = self._ready, []
+            return ready
         while True:
             try:
                 data = await self._reader.read(1 << 20)
@@ -84,18 +117,6 @@ class MessageStream:
         transport.abort()
 
 
-def set_dead_peer_limits(sock: socket.socket, timeout_s: float) -> None:
-    """Let the kernel report a silent peer as an error after about ``timeout_s`` (a vanished node
-    sends no reset).
-    """
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(timeout_s / 2)))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
-
-
 async def accept_handshake(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
 ) -> None:
@@ -113,17 +134,46 @@ async def accept_handshake(
                 raise protocol.ProtocolError("the client does not know this job's secret")
             writer.write(protocol.proof(secret, "server", server_nonce, client_nonce))
     except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-        raise protocol.ProtocolError(f"handshake broken off: {error}") from error
+        raise BrokenOff(f"handshake broken off: {error}") from error
+
+
+class Guests:
+    """Connections that have not proved the secret, at most so many of them.
+
+    A proof takes no time, so what stays without one makes room for those that come later, the
+    oldest first: a stranger that connects and says nothing, a thousand times, takes neither all
+    descriptors nor anybody's place.
+    """
+
+    def __init__(self, secret: bytes, most: int) -> None:
+        self._secret = secret
+        self._most = most
+        self._there: dict[asyncio.StreamWriter, None] = {}
+
+    async def prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """``accept_handshake``; one that had to make room is broken off."""
+        self._there[writer] = None
+        if len(self._there) > self._most:
+            oldest = next(iter(self._there))
+            del self._there[oldest]
+            oldest.transport.abort()
+        try:
+            await accept_handshake(reader, writer, self._secret)
+        finally:
+            self._there.pop(writer, None)
 
 
 async def connect_handshake(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    secret: bytes,
+    timeout_s: float = HANDSHAKE_S,
 ) -> None:
     """The client's side; raises ``ProtocolError`` when the server does not prove the secret in
     time.
     """
     try:
-        async with asyncio.timeout(HANDSHAKE_S):
+        async with asyncio.timeout(timeout_s):
             server_nonce = await reader.readexactly(protocol.NONCE_NBYTES)
             client_nonce = protocol.new_nonce()
             writer.write(
@@ -134,4 +184,4 @@ async def connect_handshake(
             if not protocol.proof_holds(expected, got):
                 raise protocol.ProtocolError("the server does not know this job's secret")
     except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-        raise protocol.ProtocolError(f"handshake broken off: {error}") from error
+        raise BrokenOff(f"handshake broken off: {error}") from error

@@ -7,25 +7,76 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
+from deadpool_launch import supervisor
 from deadpool_launch.entry import ScriptCommand, run_command
 from deadpool_launch.errors import UsageError
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.faults import parse_fault
-from deadpool_launch.options import LaunchOptions, choose_nproc, choose_site, default_run_dir
+from deadpool_launch.options import (
+    CHECKPOINTS,
+    LaunchOptions,
+    Mpi,
+    choose_nproc,
+    choose_site,
+    default_run_dir,
+)
+from deadpool_launch.policy.effective import effective
+from deadpool_launch.policy.kinds import A_DURATION, BadValue, Order, read_duration
+from deadpool_launch.policy.schema import BY_NAME, KEYS
 from deadpool_launch.version import deadpool_version
 
 PROGRAM = "deadpool-launch"
 #: Options by heading of ``--help``; what is not named here comes under the last heading.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "Nodes and ranks": ("nodes", "spares", "nproc_per_node", "world_size", "spare_start"),
-    "Site": ("site", "assume_no_kill", "ignore_preflight", "run_dir"),
-    "Faults and recovery": ("heartbeat_timeout", "agent_start_timeout", "max_restarts"),
+    "Site": ("site", "assume_no_kill", "ignore_preflight", "run_dir", "policy"),
+    "Faults and recovery": (
+        *("heartbeat_timeout", "collective_timeout", "agent_start_timeout", "max_restarts"),
+        *("standby_launchers", "on_exhausted", "checkpoint_dir", "checkpoint_every"),
+        *("requeue_before_limit", "mpi", "rules"),
+    ),
     "Other": (),
 }
+
+
+def _default(key: str) -> str:
+    """What holds where neither the command line nor a policy says anything."""
+    return f"[default: {BY_NAME[key].show(BY_NAME[key].default)}]"
+
+
+class _WordOrder(click.ParamType[tuple[str, ...]]):
+    """Words with commas between them, as ``on_exhausted`` takes a list of them."""
+
+    name = "order"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        kind = BY_NAME["on_exhausted"].kind
+        assert isinstance(kind, Order)
+        try:
+            order: tuple[str, ...] = kind.of(str(value).split(","))
+        except BadValue as error:
+            self.fail(str(error), param, ctx)
+        return order
+
+
+class _Time(click.ParamType[float]):
+    """Seconds, or a duration as policies take it."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds = value if isinstance(value, float) else read_duration(str(value))
+        if seconds is None:
+            self.fail(f"{value!r} is not {A_DURATION}", param, ctx)
+        return seconds
 
 
 class _GroupedCommand(ScriptCommand):
@@ -51,8 +102,10 @@ class _GroupedCommand(ScriptCommand):
     epilog=(
         "Options may stand before or after SCRIPT; what follows -- is the script's own. "
         "Exit codes: 0 done, 2 wrong command line, 10 unsuitable allocation, 11 start failed, "
-        "20 script failed, 30 no spare left, 31 state lost, 32 recovery failed, 70 defect, "
-        "130 Ctrl-C, 143 SIGTERM (scancel, time limit)."
+        "12 too little memory, 20 script failed, 21 fault of the whole job, 30 no spare left, "
+        "31 state lost, 32 recovery failed, 70 defect, 75 stopped before the time limit, "
+        "130 Ctrl-C, "
+        "143 SIGTERM (scancel, time limit)."
     ),
 )
 @click.argument("script", metavar="SCRIPT")
@@ -61,10 +114,8 @@ class _GroupedCommand(ScriptCommand):
 @click.option(
     "--spares",
     type=int,
-    default=0,
-    show_default=True,
     metavar="N",
-    help="Nodes held back to replace lost ones.",
+    help=f"Nodes held back to replace lost ones.  {_default('spares.count')}",
 )
 @click.option(
     "--nproc-per-node",
@@ -79,9 +130,7 @@ class _GroupedCommand(ScriptCommand):
 @click.option(
     "--spare-start",
     type=click.Choice(["at-start", "on-failure"]),
-    default="at-start",
-    show_default=True,
-    help="When the agents on spares start.",
+    help=f"When the agents on spares start.  {_default('spares.start')}",
 )
 @click.option(
     "--site",
@@ -94,6 +143,12 @@ class _GroupedCommand(ScriptCommand):
     is_flag=True,
     help="The job was submitted with --no-kill, even if Slurm does not show it.",
 )
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Settings that the command line does not name.  [default: ~/.config/deadpool/policy.yaml]",
+)
 @click.option("--ignore-preflight", is_flag=True, help="Go on although a check failed.")
 @click.option(
     "--run-dir",
@@ -102,27 +157,67 @@ class _GroupedCommand(ScriptCommand):
 )
 @click.option(
     "--heartbeat-timeout",
-    type=float,
-    default=3.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Silence after which a node counts as lost.",
+    type=_Time(),
+    metavar="TIME",
+    help=f"Silence after which a node counts as lost.  {_default('heartbeat_timeout')}",
+)
+@click.option(
+    "--collective-timeout",
+    type=_Time(),
+    metavar="TIME",
+    help=f"The longest that a step may take; then it hangs.  {_default('collective_timeout')}",
 )
 @click.option(
     "--agent-start-timeout",
-    type=float,
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time for an agent to come up on a node.",
+    type=_Time(),
+    metavar="TIME",
+    help=f"Time for an agent to come up on a node.  {_default('agent_start_timeout')}",
 )
 @click.option(
     "--max-restarts",
     type=int,
-    default=3,
-    show_default=True,
     metavar="N",
-    help="Restarts of all ranks from the script's own checkpoints.",
+    help=f"Restarts of all ranks from the script's own checkpoints.  {_default('max_restarts')}",
+)
+@click.option(
+    "--standby-launchers",
+    type=int,
+    metavar="N",
+    help="Nodes of which one takes over when the launcher's own dies (Slurm).  "
+    f"{_default('standby_launchers')}",
+)
+@click.option(
+    "--on-exhausted",
+    type=_WordOrder(),
+    metavar="ORDER",
+    help="What is done when no spare is left: stop, or shrink,stop: go on with fewer ranks.  "
+    f"{_default('on_exhausted')}",
+)
+@click.option(
+    "--checkpoint-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Durable checkpoints go here; all nodes must see it.",
+)
+@click.option(
+    "--checkpoint-every", type=int, metavar="STEPS", help="Steps from one of them to the next."
+)
+@click.option(
+    "--requeue-before-limit",
+    is_flag=True,
+    help="Put a job that was stopped before its time limit back into Slurm's queue.",
+)
+@click.option(
+    "--mpi",
+    type=click.Choice(get_args(Mpi)),
+    help="Send replicas by MPI: how srun starts it (mpiexec: --site local).  "
+    f"{_default('replication.mpi')}",
+)
+@click.option(
+    "--rules",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Rules (YAML) that tell kinds of faults apart, tried before the packaged ones.",
 )
 @click.option(
     "--record-final-state", is_flag=True, help="Write digests of every rank's last state."
@@ -152,6 +247,10 @@ def to_options(
     """The command line's values, checked; ``timestamp`` names the run directory outside a job."""
     script = _readable_script(given["script"])
     site = choose_site(given["site"], environ)
+    every = given["checkpoint_every"]
+    if every is not None and every < 1:
+        raise UsageError(CHECKPOINTS)
+    settled = effective(environ, given["policy"], _named(given), on_slurm=site == "slurm")
     gpus = environ.get("SLURM_GPUS_ON_NODE", "")
     run_dir = given["run_dir"] or default_run_dir(
         environ.get("SLURM_JOB_ID") if site == "slurm" else None,
@@ -163,22 +262,30 @@ def to_options(
         script_args=tuple(given["extra"]),
         site=site,
         nodes=given["nodes"],
-        spares=given["spares"],
         nproc_per_node=choose_nproc(
             given["nproc_per_node"], int(gpus) if gpus.isdecimal() else None
         ),
         world_size=given["world_size"],
-        spare_start=given["spare_start"],
         run_dir=str(Path(run_dir).absolute()),
-        heartbeat_timeout_s=given["heartbeat_timeout"],
-        agent_start_timeout_s=given["agent_start_timeout"],
-        max_restarts=given["max_restarts"],
         assume_no_kill=given["assume_no_kill"],
         ignore_preflight=given["ignore_preflight"],
         record_final_state=given["record_final_state"],
+        requeue=given["requeue_before_limit"],
         faults=tuple(parse_fault(text) for text in given["faults"]),
         dry_run=given["dry_run"],
+        **settled,
     )
+
+
+def _named(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The command line's values of keys that policies have too."""
+    parameters = {key.name: key.flag[2:].replace("-", "_") for key in KEYS if key.flag}
+    named = {name: given[parameter] for name, parameter in parameters.items()}
+    return {
+        name: str(value.absolute()) if isinstance(value, Path) else value
+        for name, value in named.items()
+        if value is not None
+    }
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -187,7 +294,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Entry point."""
+    """The launcher without a supervisor, or as the child of one (``supervisor.main``)."""
+    supervisor.attach()
     sys.exit(run(sys.argv[1:]))
 
 

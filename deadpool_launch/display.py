@@ -48,6 +48,17 @@ def open_display(console: Console, title: str) -> Display:
     return LiveDisplay(console, title) if console.is_terminal else PlainDisplay(console, title)
 
 
+def print_table(table: RenderableType, console: Console) -> None:
+    """Print something with columns, in a file without the blanks that fill up the last one."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().splitlines():
+        console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
 def render(view: RunView, title: str, max_ranks: int, now: float) -> RenderableType:
     """One frame: headline, nodes, ranks (at most ``max_ranks`` of them), the newest lines.
 
@@ -129,8 +140,7 @@ class PlainDisplay:
 
 
 def _loss(view: RunView) -> str:
-    losses = [rank.loss for rank in view.ranks.values() if rank.loss is not None]
-    return f", loss {sum(losses) / len(losses):.4f}" if losses else ""
+    return "" if view.loss is None else f", loss {view.loss:.4f}"
 
 
 def _headline(view: RunView, title: str, now: float) -> Text:

@@ -6,14 +6,29 @@ import shlex
 import sys
 from pathlib import Path
 
+from deadpool_launch import checkpoints, movers
+from deadpool_launch.channel import SECRET_NAME
+from deadpool_launch.classify.rules import all_rules
 from deadpool_launch.options import LaunchOptions
 from deadpool_launch.plan import agent_argv
-from deadpool_launch.prepare import look, make_backend
+from deadpool_launch.prepare import (
+    carriers,
+    look,
+    make_backend,
+    make_mover_starter,
+    movers_argv,
+    settle_spares,
+)
 
 
 def show(options: LaunchOptions) -> str:
-    """The plan for a person, with the command that would start each agent."""
+    """The plan for a person, with the command that would start each agent.
+
+    Raises ``DeadpoolError`` for a file of rules that the job would not start with.
+    """
     backend = make_backend(options)
+    all_rules(None if options.rules is None else Path(options.rules))
+    options = settle_spares(backend, options)
     prepared = look(backend, options)
     allocation, plan = prepared.allocation, prepared.plan
     lines = [
@@ -23,12 +38,25 @@ def show(options: LaunchOptions) -> str:
         plan.describe(),
         "",
     ]
+    if options.checkpoint_dir is not None:
+        folder = checkpoints.job_directory(Path(options.checkpoint_dir), allocation.job_id)
+        lines.insert(2, f"a durable checkpoint every {options.checkpoint_every} steps in {folder}")
     spares = plan.spares if options.spare_start == "at-start" else ()
     for node in (*plan.active, *spares):
-        argv = agent_argv(sys.executable, node, f"{allocation.launcher_host}:PORT", options.run_dir)
+        connect = f"{allocation.launcher_host}:PORT"
+        argv = agent_argv(sys.executable, node, connect, options.run_dir, 1, carriers(options))
         lines.append(shlex.join(backend.agent_command(node, argv, agent_log_path(options, node))))
     if options.spare_start == "on-failure" and plan.spares:
         lines.append(f"on failure, the same for {', '.join(plan.spares)}")
+    if plan.extras:
+        lines.append(f"when no spare is left, the same for {', '.join(plan.extras)}")
+    starter = make_mover_starter(backend, allocation.job_id, options)
+    nodes = [*plan.active, *spares]
+    if starter is not None and len(nodes) >= 2:
+        argv = movers_argv(allocation.job_id, Path(options.run_dir) / SECRET_NAME, 1)
+        log_path = Path(options.run_dir) / "logs" / movers.log_name(1, 1)
+        lines.append("once these have answered, and again whenever the nodes change:")
+        lines.append(shlex.join(starter.command(nodes, argv, movers.world_name(1), log_path)))
     return "\n".join(lines)
 
 

@@ -16,14 +16,20 @@ class ExitCode(IntEnum):
     UNSUITABLE = 10
     #: An agent or a rank did not come up.
     START_FAILED = 11
+    #: A node has too little memory for the copies of the state; no step was run.
+    LITTLE_MEMORY = 12
     #: The user's script failed (exception or non-zero exit of its own).
     SCRIPT_FAILED = 20
+    #: A fault of the whole job (full disk, quota, the same error on every rank): no spare helps.
+    JOB_FAULT = 21
     #: A node was lost and no spare is left.
     NO_SPARE = 30
     #: No step's state is whole on the ranks that are left.
     STATE_LOST = 31
     #: Recovery did not succeed within its deadlines and attempts, or the same fault came back.
     RECOVERY_FAILED = 32
+    #: Stopped at the end of a step before the time limit: the same job can go on later.
+    STOPPED_IN_TIME = 75
     #: A defect of DEADPOOL itself.
     INTERNAL = 70
     #: Ctrl-C (SIGINT).

@@ -56,9 +56,7 @@ def parse_fault(text: str) -> Fault:
     """The fault that ``text`` describes; a ``UsageError`` says what is wrong with it."""
     match = _FORM.fullmatch(text)
     if match is None:
-        raise UsageError(
-            f"--fault {text}: not of the form KIND:TARGET@STEP, such as power-off:local2@5"
-        )
+        raise UsageError(f"--fault {text}: not of the form KIND:TARGET@STEP, such as power-off:1@5")
     if match["kind"] not in list(FaultKind):
         raise UsageError(f"--fault {text}: the kind is one of {', '.join(FaultKind)}")
     kind = FaultKind(match["kind"])

@@ -18,6 +18,8 @@ from deadpool_launch.journal import JOURNAL_NAME
 
 #: Lines for people that a view keeps.
 SAY_LINES = 12
+#: Losses that it keeps of each rank; ranks are rarely more than a step apart.
+LOSSES = 16
 
 Record = dict[str, Any]
 
@@ -39,10 +41,20 @@ class RankView:
     pid: int
     epoch: int
     step: int | None = None
-    loss: float | None = None
     duration_s: float | None = None
     #: Processes that this rank has had.
     processes: int = 1
+    #: The last losses that it reported, each with its step.
+    losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LOSSES))
+
+    @property
+    def loss(self) -> float | None:
+        """The newest loss."""
+        return self.losses[-1][1] if self.losses else None
+
+    def loss_at(self, step: int) -> float | None:
+        """The newest loss as it was when the rank had completed that step."""
+        return next((loss for at, loss in reversed(self.losses) if at <= step), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +93,11 @@ class IncidentView:
 
     @property
     def closed_at(self) -> float | None:
-        """Time of the verdict, or ``None`` while it is open."""
-        return None if self.verdict is None else float(self.records[-1]["at"])
+        """Time of the verdict, or ``None`` while it is open.
+
+        Replicas may be whole again only later, so the verdict need not be the last record.
+        """
+        return next((float(one["at"]) for one in self.records if "verdict" in one), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +172,13 @@ class RunView:
         return min(rank.step or 0 for rank in self.ranks.values())
 
     @property
+    def loss(self) -> float | None:
+        """The mean over the ranks at ``step``, which some of them have left behind already."""
+        step = self.step
+        losses = [loss for rank in self.ranks.values() if (loss := rank.loss_at(step)) is not None]
+        return sum(losses) / len(losses) if losses else None
+
+    @property
     def open_incident(self) -> IncidentView | None:
         """The incident that has no verdict yet, if any."""
         newest = list(self.incidents.values())[-1:]
@@ -174,7 +196,8 @@ class RunView:
         rank = RankView(number, node, record["pid"], record["epoch"])
         if before is not None:
             # The replacement goes on from what the rank had reached.
-            rank.step, rank.loss, rank.processes = before.step, before.loss, before.processes + 1
+            rank.step, rank.processes = before.step, before.processes + 1
+            rank.losses = before.losses
         self.ranks[number] = rank
         self.nodes[node] = NodeRole.ACTIVE
 
@@ -187,7 +210,7 @@ class RunView:
             rank.step, rank.epoch = step.step, step.epoch
             rank.duration_s = record.get("duration_s")
             if loss is not None:
-                rank.loss = loss
+                rank.losses.append((step.step, loss))
 
     def _incident(self, record: Record) -> None:
         number = record["number"]

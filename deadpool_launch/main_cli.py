@@ -22,6 +22,21 @@ _ELSEWHERE: Mapping[str, tuple[str, str, str]] = {
         "rehearse",
         "Strike a script with faults and compare it with a quiet run.",
     ),
+    "drain": (
+        "deadpool_launch.drain",
+        "drain",
+        "Move the ranks of a node of a running job to a spare, at the end of a step.",
+    ),
+    "classify": (
+        "deadpool_launch.classify.command",
+        "classify",
+        "Find the first root error in a log and say which kind of fault it is.",
+    ),
+    "policy": (
+        "deadpool_launch.policy.commands",
+        "policy",
+        "Check a policy.yaml, or show the values in effect and where they came from.",
+    ),
 }
 PROGRAM = "deadpool"
 _SLURM_TIMEOUT_S = 5.0
@@ -46,9 +61,8 @@ class _LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         names = self.list_commands(ctx)
         if args[0] not in names and not args[0].startswith("-"):
-            raise UsageError(
-                f"{args[0]} is not a command of {PROGRAM}; those are {' and '.join(names)}"
-            )
+            known = f"{', '.join(names[:-1])} and {names[-1]}"
+            raise UsageError(f"{args[0]} is not a command of {PROGRAM}; those are {known}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -116,8 +130,8 @@ def shim_state() -> str:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit code, with every error told in one sentence."""
-    if not arguments:
-        run_command(command, ["--help"], PROGRAM)
+    if list(arguments) in ([], ["policy"]):
+        run_command(command, [*arguments, "--help"], PROGRAM)
         return ExitCode.USAGE
     return run_command(command, arguments, PROGRAM)
 

@@ -13,13 +13,35 @@ import msgspec
 
 from deadpool_launch.errors import NotInAllocation, UsageError
 from deadpool_launch.faults import Fault
+from deadpool_runtime.protocol import AdmissionCheck
 
 Site = Literal["slurm", "local"]
+#: How the processes of the MPI library start: ``srun --mpi=KIND``, or MPICH's ``mpiexec``.
+Mpi = Literal["none", "pmi2", "pmix", "cray_shasta", "mpiexec"]
 SpareStart = Literal["at-start", "on-failure"]
+SpareOrder = Literal["as-listed", "reversed"]
+Reaction = Literal["ignore", "report", "swap"]
+ExtraNodes = Literal["spares", "unused"]
+BatchHost = Literal["last-spare", "active", "never"]
+OnDrain = Literal["swap", "ignore"]
 
 NOT_IN_ALLOCATION = (
     "not inside a Slurm allocation: submit a script that runs this with sbatch, or use --site local"
 )
+
+
+CHECKPOINTS = (
+    "--checkpoint-dir and --checkpoint-every go together: name a folder that every node sees, and "
+    "after how many steps (at least 1) a durable checkpoint is written to it"
+)
+
+
+class SpareBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Least and most spares that the site's policy file ``path`` allows."""
+
+    least: int | None
+    most: int | None
+    path: str
 
 
 class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,30 +61,116 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     nproc_per_node: int = 1
     #: Number of ranks the user counts on; only checked.
     world_size: int | None = None
+    #: Instead of a number of spares: this share of all nodes used, rounded up.
+    spare_fraction: float | None = None
+    #: Instead of a number of spares: as many as are not used up within ``spare_hours`` with
+    #: ``spare_probability``, when a node fails every ``node_mtbf_hours`` on average. Hours of None:
+    #: those until the job's time limit.
+    node_mtbf_hours: float | None = None
+    spare_probability: float = 0.99
+    spare_hours: float | None = None
+    #: What the site allows, however the number was found.
+    spare_bounds: SpareBounds | None = None
     #: ``at-start``: agents on spares wait from the start, so that a swap needs no new step.
     spare_start: SpareStart = "at-start"
+    #: In which order of the allocation's nodes the spares are used.
+    spare_order: SpareOrder = "as-listed"
+    #: What the node that carries the launcher is used for besides.
+    batch_host: BatchHost = "last-spare"
+    #: Nodes that fail together, by node list; replicas go to another domain where there is one.
+    failure_domains: tuple[tuple[str, str], ...] = ()
+    #: What becomes of nodes beyond the active ones and the spares: ``spares``, used when no other
+    #: is left; ``unused``.
+    extra_nodes: ExtraNodes = "spares"
+    #: What is done about a rank whose steps take so many times as long as those of its peers, for
+    #: so many windows in a row.
+    straggler: Reaction = "report"
+    straggler_factor: float = 1.5
+    straggler_windows: int = 6
+    straggler_window_s: float = 5.0
+    #: What is done when a GPU of an active node shows a fault of the hardware.
+    device: Reaction = "report"
+    #: What a node must pass before it gets ranks.
+    admission: tuple[AdmissionCheck, ...] = ()
     #: Folder for logs, journal and the job's secret; every node must see it.
     run_dir: str = "deadpool-runs/run"
     #: Seconds without a heartbeat after which a node counts as lost. Slurm itself takes minutes.
     heartbeat_timeout_s: float = 3.0
+    #: Nodes that keep a copy of the launcher's log, to take over if its host dies (Slurm only).
+    standby_launchers: int = 2
+    #: Seconds that a step may take at most; one that takes longer hangs, and is tried again.
+    collective_timeout_s: float = 600.0
     #: Seconds an agent has to come up and connect; longer where Python starts slowly from a shared
     #: disk.
     agent_start_timeout_s: float = 60.0
     #: How often all ranks may be started again from the script's own checkpoints.
     max_restarts: int = 3
+    #: How many epochs one incident may use before the job is given up.
+    max_attempts: int = 8
+    #: How often within the window processes may be restarted on one node before its next death
+    #: counts as the node's; None: ever.
+    local_restarts: int | None = None
+    local_restarts_within_s: float = 3600.0
+    #: How many incidents within the window the job survives; None: any number.
+    incidents: int | None = None
+    incidents_within_s: float = 3600.0
+    #: What is done when a node is lost and no spare is left, the first that can be done.
+    on_exhausted: tuple[str, ...] = ("stop",)
+    #: After this time a node that was given up is tried again, and becomes a spare; None: never.
+    readmit_after_s: float | None = 300.0
+    #: One that was given up so often within the window stays out.
+    quarantine_faults: int = 2
+    quarantine_within_s: float = 86400.0
+    #: Time for a process to come up, for a new one to build its model and come to its first step,
+    #: for survivors to park, for copies to be restored, and for a durable checkpoint to be read.
+    rank_start_timeout_s: float = 120.0
+    first_step_timeout_s: float = 300.0
+    park_timeout_s: float = 1800.0
+    restore_timeout_s: float = 120.0
+    load_timeout_s: float = 1800.0
+    #: How long training waits for a replica to be confirmed; None: as long as it takes to notice a
+    #: lost node, and 5 s more where a step has the time.
+    confirm_timeout_s: float | None = None
+    #: Folder for durable checkpoints, seen by every node, and after how many steps each is written;
+    #: ``None`` and 0: none are.
+    checkpoint_dir: str | None = None
+    checkpoint_every: int = 0
+    #: How many of them are kept.
+    checkpoint_keep: int = 2
+    #: How often Slurm is asked for the states of its nodes; 0: never.
+    slurm_poll_s: float = 60.0
+    #: What is done about a node with ranks that Slurm drains.
+    on_drain: OnDrain = "swap"
+    #: How long before the job's time limit its end begins; 0: at a signal only.
+    reserve_s: float = 0.0
+    #: A job that was stopped before its time limit goes back to Slurm's queue.
+    requeue: bool = False
+    #: Replicas go by MPI, where that can be had; else by TCP.
+    mpi: Mpi = "none"
     #: The user vouches that the job was submitted with ``--no-kill``.
     assume_no_kill: bool = False
     #: Go on although a check failed.
     ignore_preflight: bool = False
+    #: File of rules that tell kinds of faults apart, tried before the packaged ones.
+    rules: str | None = None
     #: Write a digest of every rank's state after the last step.
     record_final_state: bool = False
     #: Faults to bring about (rehearsals only).
     faults: tuple[Fault, ...] = ()
     #: Show what would be started, start nothing.
     dry_run: bool = False
+    #: What policies changed, for people, and what they set: keys, values and origins, for the
+    #: journal.
+    remarks: tuple[str, ...] = ()
+    policy: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @property
+    def admission_s(self) -> float:
+        """The most time that a node's admission checks take."""
+        return sum(check.timeout_s for check in self.admission)
 
 
 def choose_site(asked: str | None, environ: Mapping[str, str]) -> Site:
@@ -109,18 +217,48 @@ def _check(options: LaunchOptions) -> None:
         raise UsageError(
             f"--spare-start {options.spare_start}: must be {' or '.join(get_args(SpareStart))}"
         )
+    if options.mpi not in get_args(Mpi):
+        raise UsageError(f"--mpi {options.mpi}: must be {', '.join(get_args(Mpi))}")
+    if options.mpi != "none" and (options.mpi == "mpiexec") != (options.site == "local"):
+        fitting = "mpiexec" if options.site == "local" else "pmi2, pmix or cray_shasta"
+        raise UsageError(f"--mpi {options.mpi}: with --site {options.site} it is {fitting}")
+    _check_checkpoints(options)
+    if options.requeue and options.site == "local":
+        raise UsageError("--requeue-before-limit: there is no queue with --site local")
     _at_least("--nodes", options.nodes, 1)
     _at_least("--spares", options.spares, 0)
     _at_least("--nproc-per-node", options.nproc_per_node, 1)
     _at_least("--world-size", options.world_size, 1)
     _at_least("--max-restarts", options.max_restarts, 0)
+    _at_least("--standby-launchers", options.standby_launchers, 0)
     if not 0.5 <= options.heartbeat_timeout_s <= 600:
         raise UsageError(
             f"--heartbeat-timeout {options.heartbeat_timeout_s:g}: must be from 0.5 to 600 s"
         )
+    if not 1 <= options.collective_timeout_s <= 86400:
+        raise UsageError(
+            f"--collective-timeout {options.collective_timeout_s:g}: must be from 1 to 86400 s"
+        )
+    if options.collective_timeout_s <= options.heartbeat_timeout_s:
+        raise UsageError(
+            f"--collective-timeout {options.collective_timeout_s:g}: must be longer than "
+            f"--heartbeat-timeout, {options.heartbeat_timeout_s:g} s, or the hang that a lost node "
+            "causes is taken for one of its own"
+        )
     if not 1 <= options.agent_start_timeout_s <= 3600:
         raise UsageError(
             f"--agent-start-timeout {options.agent_start_timeout_s:g}: must be from 1 to 3600 s"
+        )
+    confirm_s = options.confirm_timeout_s
+    if confirm_s is not None and confirm_s >= options.collective_timeout_s:
+        raise UsageError(
+            f"replication.confirm_timeout {confirm_s:g} s: must be shorter than the collective "
+            f"timeout, {options.collective_timeout_s:g} s, as a step waits for it"
+        )
+    if confirm_s is not None and confirm_s <= options.heartbeat_timeout_s:
+        raise UsageError(
+            f"replication.confirm_timeout {confirm_s:g} s: must be longer than the heartbeat "
+            f"timeout, {options.heartbeat_timeout_s:g} s"
         )
     for fault in options.faults:
         if fault.node is not None and options.site != "local":
@@ -131,6 +269,13 @@ def _check(options: LaunchOptions) -> None:
             and fault.rank >= options.world_size
         ):
             raise UsageError(f"--fault {fault}: ranks go from 0 to {options.world_size - 1}")
+
+
+def _check_checkpoints(options: LaunchOptions) -> None:
+    if options.checkpoint_every < 0 or (options.checkpoint_every == 0) != (
+        options.checkpoint_dir is None
+    ):
+        raise UsageError(CHECKPOINTS)
 
 
 def _at_least(flag: str, value: int | None, least: int) -> None:

@@ -25,6 +25,8 @@ class LaunchPlan:
     unused: tuple[str, ...]
     batch_host: str | None
     nproc_per_node: int
+    #: Nodes that nobody asked for: they replace lost ones when no spare is left.
+    extras: tuple[str, ...] = ()
     #: What the user should know about this plan.
     remarks: tuple[str, ...] = ()
 
@@ -39,12 +41,13 @@ class LaunchPlan:
 
     def describe(self) -> str:
         """The plan for a person: one line a node, then the remarks."""
-        width = max(len(node) for node in (*self.active, *self.spares, *self.unused))
+        width = max(len(n) for n in (*self.active, *self.spares, *self.extras, *self.unused))
         lines = []
         for index, node in enumerate(self.active):
             lines.append(self._line(node, width, f"active   {_ranks(self.ranks_of(index))}"))
         for number, node in enumerate(self.spares, start=1):
             lines.append(self._line(node, width, f"spare    number {number} to be used"))
+        lines += [self._line(node, width, "extra    if no spare is left") for node in self.extras]
         lines += [self._line(node, width, "unused") for node in self.unused]
         lines.append(
             f"{_count(self.world_size, 'rank')} on {_count(len(self.active), 'active node')}, "
@@ -68,32 +71,38 @@ def make_plan(
     ``nodes`` are all of the allocation's. Those in ``left_out`` failed their checks and are not
     used: that costs spares first, and is an error only when not even the active ones are left.
     """
-    total = len(nodes)
-    if total == 0:
+    if not nodes:
         raise UnsuitableError("the allocation has no nodes")
+    candidates = usable_nodes(nodes, batch_host, options)
+    total = len(candidates)
+    if total == 0:
+        raise UnsuitableError(
+            "the allocation has no node but the batch host, which batch_host: never keeps free: "
+            "allocate more nodes"
+        )
     active_count = total - options.spares if options.nodes is None else options.nodes
     _check_sizes(total, active_count, options)
 
-    usable = [node for node in nodes if node not in left_out]
+    usable = [node for node in candidates if node not in left_out]
     if len(usable) < active_count:
         raise UnsuitableError(
             f"{_count(active_count, 'active node')} needed, but only {len(usable)} of {total} can "
             f"be used: {', '.join(left_out)} failed the checks"
         )
     spare_count = min(options.spares, len(usable) - active_count)
-    # The batch host goes to the end, so that it is taken last for ranks and last as a spare.
-    ordered = sorted(usable, key=lambda node: node == batch_host)
+    # The batch host goes to the end, so that it is taken last for ranks and last as a spare; or to
+    # the front, where it is the first to be given ranks.
+    at_front = options.batch_host == "active"
+    ordered = sorted(usable, key=lambda node: (node == batch_host) is not at_front)
     active = tuple(ordered[:active_count])
     rest = ordered[active_count:]
-    unused_count = len(rest) - spare_count
-    if batch_host in rest:
-        spares = (*rest[: spare_count - 1], rest[-1]) if spare_count else ()
-    else:
-        spares = tuple(rest[:spare_count])
-    unused = tuple(node for node in rest if node not in spares)
+    spares = _choose_spares(rest, spare_count, batch_host, options)
+    left_over = tuple(node for node in rest if node not in spares)
+    extras = left_over if options.extra_nodes == "spares" else ()
+    unused = tuple(node for node in nodes if node not in (*active, *spares, *extras, *left_out))
 
-    remarks = []
-    if spare_count == 0:
+    remarks = list(options.remarks)
+    if spare_count == 0 and options.on_exhausted == ("stop",):
         remarks.append(
             "no spare is held: the loss of a node ends the job; --spares 1 would hold one"
             if options.spares == 0
@@ -101,20 +110,59 @@ def make_plan(
         )
     elif spare_count < options.spares:
         remarks.append(f"only {spare_count} of {options.spares} spares can be used")
-    if unused_count:
+    if left_over:
+        count = len(left_over)
+        use = "used only when no spare is left" if extras else "unused"
         remarks.append(
-            f"{_count(unused_count, 'node')} of the allocation unused ({', '.join(unused)}); "
-            f"--spares {spare_count + unused_count} would hold them as spares"
+            f"{_count(count, 'node')} of the allocation {use} ({', '.join(left_over)}); "
+            f"--spares {spare_count + count} would hold {'it' if count == 1 else 'them'} ready"
         )
     if batch_host in active:
         remarks.append(
             f"{batch_host} runs ranks beside the launcher: with a spare it would run only that"
         )
-    return LaunchPlan(active, spares, unused, batch_host, options.nproc_per_node, tuple(remarks))
+    return LaunchPlan(
+        active, spares, unused, batch_host, options.nproc_per_node, extras, tuple(remarks)
+    )
 
 
-def agent_argv(python: str, node: str, connect: str, run_dir: str) -> list[str]:
-    """Command line of the agent of ``node``; it reads the job's secret from the run directory."""
+def usable_nodes(
+    nodes: Sequence[str], batch_host: str | None, options: LaunchOptions
+) -> tuple[str, ...]:
+    """The nodes that may be active or spare."""
+    never = options.batch_host == "never"
+    return tuple(node for node in nodes if not (never and node == batch_host))
+
+
+def _choose_spares(
+    rest: Sequence[str], count: int, batch_host: str | None, options: LaunchOptions
+) -> tuple[str, ...]:
+    """Of the nodes that are left, those held back, in order of use; the batch host comes last.
+
+    Where nodes that are left over are used too it is the last of those instead, if there are any.
+    """
+    others = [node for node in rest if node != batch_host]
+    if options.spare_order == "reversed":
+        others.reverse()
+    kept = options.extra_nodes == "spares" and count <= len(others)
+    if batch_host in rest and count and not kept:
+        return (*others[: count - 1], *(node for node in rest if node == batch_host))
+    return tuple(others[:count])
+
+
+def agent_argv(
+    python: str,
+    node: str,
+    connect: str,
+    run_dir: str,
+    epoch: int,
+    carriers: str = "",
+    born: int = 1,
+) -> list[str]:
+    """Command line of the agent of ``node``, started in this epoch of the job; it reads the job's
+    secret from the run directory. ``carriers``: names of those that replicas may go by besides TCP,
+    with commas; empty for all. ``born``: the how manieth agent of the node it is.
+    """
     return [
         python,
         "-m",
@@ -125,6 +173,10 @@ def agent_argv(python: str, node: str, connect: str, run_dir: str) -> list[str]:
         connect,
         "--run-dir",
         run_dir,
+        "--epoch",
+        str(epoch),
+        *(("--carriers", carriers) if carriers else ()),
+        *(("--born", str(born)) if born > 1 else ()),
     ]
 
 

@@ -82,6 +82,20 @@ def job_checks(nodes: Sequence[str], job: parse.JobFacts) -> list[Check]:
     return checks
 
 
+def requeue_checks(job: parse.JobFacts) -> list[Check]:
+    """Whether Slurm would put the job back into its queue."""
+    if job.can_requeue is not False:
+        return []
+    return [
+        Check(
+            "requeue",
+            None,
+            "the job will not be requeued before its time limit: Slurm says that it cannot be",
+            "submit it with sbatch --requeue",
+        )
+    ]
+
+
 def given_up_check(nodes: Sequence[str]) -> Check:
     """Nodes that were given back because Slurm would not make the job's first step with them."""
     return Check(
@@ -100,6 +114,11 @@ def run_dir_problem(run_dir: Path, error: OSError) -> Check:
         f"{run_dir} cannot be written: {error.strerror}",
         "choose another --run-dir",
     )
+
+
+def admission_check(node: str, reason: str) -> Check:
+    """The node fails one of the policy's admission checks."""
+    return Check("admission", False, f"{node} {reason}", leave_out=node)
 
 
 def state_checks(nodes: Sequence[str], facts: Mapping[str, parse.NodeFacts]) -> list[Check]:
@@ -196,6 +215,8 @@ def _node_checks(node: str, facts: Mapping[str, Any], own: Mapping[str, Any]) ->
                 leave_out=node,
             )
         )
+    if reason := facts.get("admission"):
+        checks.append(admission_check(node, reason))
     free = facts.get("shm_free_nbytes", 0)
     if free < _LITTLE_SHM_NBYTES:
         checks.append(

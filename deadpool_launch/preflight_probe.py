@@ -7,6 +7,8 @@ importing torch, so that it ends in well under a second.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -14,10 +16,15 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from deadpool_launch.policy.admission import log_name, reason_to_refuse
 from deadpool_launch.version import deadpool_version, installed_version
+from deadpool_runtime.protocol import AdmissionCheck
 
 #: Marks the probe's line among what else a node may print.
 PREFIX = "deadpool-probe "
@@ -25,15 +32,17 @@ PREFIX = "deadpool-probe "
 _TOKEN_TIMEOUT_S = 5.0
 
 
-def probe(run_dir: Path, token: str) -> dict[str, Any]:
+def probe(run_dir: Path, token: str, admission: Sequence[AdmissionCheck] = ()) -> dict[str, Any]:
     """The facts about this node; values are plain JSON."""
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     return {
-        "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        "node": node,
         "hostname": socket.gethostname(),
         "python": platform.python_version(),
         "deadpool": deadpool_version(),
         "torch": installed_version("torch"),
         "run_dir": _run_dir_problem(run_dir, token),
+        "admission": _refusal(run_dir, node, admission) if admission else "",
         "shm_free_nbytes": _shm_free(),
         "cpus": len(os.sched_getaffinity(0)),
         "clock": time.time(),
@@ -61,6 +70,13 @@ def _run_dir_problem(run_dir: Path, token: str) -> str:
     return ""
 
 
+def _refusal(run_dir: Path, node: str, checks: Sequence[AdmissionCheck]) -> str:
+    log_path = run_dir / "logs" / log_name(node)
+    with contextlib.suppress(OSError):
+        log_path.parent.mkdir(mode=0o700, exist_ok=True)
+    return asyncio.run(reason_to_refuse(checks, node, log_path))
+
+
 def _shm_free() -> int:
     try:
         return shutil.disk_usage("/dev/shm").free
@@ -69,9 +85,10 @@ def _shm_free() -> int:
 
 
 def main() -> None:
-    """Print the line. Arguments: run directory, token."""
-    run_dir, token = sys.argv[1:]
-    print(PREFIX + json.dumps(probe(Path(run_dir), token)), flush=True)
+    """Print the line. Arguments: run directory, token, and the admission checks as JSON."""
+    run_dir, token, checks = sys.argv[1:]
+    admission = msgspec.json.decode(checks, type=list[AdmissionCheck])
+    print(PREFIX + json.dumps(probe(Path(run_dir), token, admission)), flush=True)
 
 
 if __name__ == "__main__":

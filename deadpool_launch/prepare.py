@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from deadpool_launch.backends.base import Allocation, Backend, Check
 from deadpool_launch.backends.local import LocalBackend
 from deadpool_launch.backends.slurm import SlurmBackend
 from deadpool_launch.errors import UnsuitableError
+from deadpool_launch.movers import LocalMovers, MoverStarter, mover_argv
 from deadpool_launch.options import LaunchOptions
-from deadpool_launch.plan import LaunchPlan, make_plan
+from deadpool_launch.plan import LaunchPlan, make_plan, usable_nodes
+from deadpool_launch.policy import spares
+from deadpool_launch.slurm_movers import SlurmMovers
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,55 @@ class Prepared:
 def make_backend(options: LaunchOptions) -> SlurmBackend | LocalBackend:
     """The back end of the options' site."""
     return SlurmBackend() if options.site == "slurm" else LocalBackend()
+
+
+def settle_spares(backend: SlurmBackend | LocalBackend, options: LaunchOptions) -> LaunchOptions:
+    """The options with a number of spares where they name a share or a failure rate."""
+    if isinstance(backend, LocalBackend):
+        # As many nodes as are asked for: one without a word.
+        asked = msgspec.structs.replace(options, nodes=options.nodes or 1)
+        chosen = spares.choose(asked, total=None, hours_left=None)
+    elif options.spare_fraction is None and options.node_mtbf_hours is None:
+        chosen = None
+    else:
+        allocation = backend.discover(options)
+        total = len(usable_nodes(allocation.nodes, allocation.batch_host, options))
+        chosen = spares.choose(options, total=total, hours_left=backend.hours_left())
+    if chosen is None:
+        return options
+    return msgspec.structs.replace(
+        options, spares=chosen.count, remarks=(*options.remarks, chosen.remark)
+    )
+
+
+def make_mover_starter(
+    backend: SlurmBackend | LocalBackend, job_id: str, options: LaunchOptions
+) -> MoverStarter | None:
+    """How the site starts the processes of the MPI library that was asked for; None without."""
+    if options.mpi == "none":
+        return None
+    if isinstance(backend, LocalBackend):
+        return LocalMovers(mpiexec_path(), backend.variables_of)
+    return SlurmMovers(backend.client, job_id, backend.variables, options.mpi, {})
+
+
+def mpiexec_path() -> str:
+    """The ``mpiexec`` of this Python's environment, else that of ``PATH``."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec") or "mpiexec"
+
+
+def movers_argv(job_id: str, secret_path: Path, world_id: int) -> list[str]:
+    """Command line of each of these processes."""
+    return mover_argv(sys.executable, job_id, world_id, secret_path)
+
+
+def carriers(options: LaunchOptions) -> str:
+    """What replicas may go by besides TCP; empty for everything there is.
+
+    Nodes on one machine would read each other's memory, and never use the MPI that was asked for.
+    """
+    return "mpi" if options.mpi == "mpiexec" else ""
 
 
 def look(backend: Backend, options: LaunchOptions) -> Prepared:

@@ -21,12 +21,13 @@ from rich.table import Table
 from deadpool_launch import plot, timeline
 from deadpool_launch.backends.local import local_nodes
 from deadpool_launch.controller.wording import ranks_text
-from deadpool_launch.display import open_display
+from deadpool_launch.display import open_display, print_table
 from deadpool_launch.entry import ScriptCommand
 from deadpool_launch.errors import UsageError
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.faults import Fault, parse_fault, striking_ranks
 from deadpool_launch.follow import PartComparison, compare_finals, loss_curve
+from deadpool_launch.options import CHECKPOINTS
 from deadpool_launch.rehearsal_run import Interrupted, Interrupts, Outcome, run_once
 
 #: Parts of the final state that hold nothing but states of random generators.
@@ -54,6 +55,9 @@ class Rehearsal:
     faults: tuple[Fault, ...]
     reference: bool
     plot: Path | None
+    checkpoint_dir: Path | None = None
+    checkpoint_every: int | None = None
+    agent_start_timeout: str | None = None
 
     def launch_argv(self, run_dir: Path, faults: Sequence[Fault]) -> list[str]:
         """The ``deadpool-launch`` command line of one of the runs."""
@@ -61,6 +65,11 @@ class Rehearsal:
         argv += ["--site", "local", "--nodes", str(self.nodes), "--spares", str(self.spares)]
         argv += ["--nproc-per-node", str(self.nproc_per_node), "--run-dir", str(run_dir)]
         argv += ["--record-final-state"]
+        if self.checkpoint_dir is not None:
+            argv += ["--checkpoint-dir", str(self.checkpoint_dir)]
+            argv += ["--checkpoint-every", str(self.checkpoint_every)]
+        if self.agent_start_timeout is not None:
+            argv += ["--agent-start-timeout", self.agent_start_timeout]
         for fault in faults:
             argv += ["--fault", str(fault)]
         return [*argv, str(self.script), "--", *self.script_args]
@@ -106,6 +115,20 @@ class Rehearsal:
     "as its first rank begins step 20) or kill:2@5 (rank 2). Repeat it for several.",
 )
 @click.option(
+    "--checkpoint-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write durable checkpoints here, each run to a folder of its own.",
+)
+@click.option(
+    "--checkpoint-every", type=int, metavar="STEPS", help="Steps from one of them to the next."
+)
+@click.option(
+    "--agent-start-timeout",
+    metavar="TIME",
+    help="Time for an agent to come up on a node, as for deadpool-launch.",
+)
+@click.option(
     "--reference/--no-reference",
     default=True,
     help="Run undisturbed first and compare the final states.  [default: reference]",
@@ -131,6 +154,9 @@ def rehearse(
     spares: int,
     nproc_per_node: int,
     fault_texts: tuple[str, ...],
+    checkpoint_dir: Path | None,
+    checkpoint_every: int | None,
+    agent_start_timeout: str | None,
     reference: bool,
     plot_path: Path | None,
     keep: Path | None,
@@ -152,6 +178,9 @@ def rehearse(
         faults=tuple(parse_fault(text) for text in fault_texts),
         reference=reference,
         plot=plot_path,
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_every=checkpoint_every,
+        agent_start_timeout=agent_start_timeout,
     )
     check(rehearsal)
     base = run_directory(keep)
@@ -180,6 +209,9 @@ def check(rehearsal: Rehearsal) -> None:
         raise UsageError(
             "nothing to rehearse: name at least one --fault, such as --fault power-off:1@20"
         )
+    every = rehearsal.checkpoint_every
+    if (rehearsal.checkpoint_dir is None) != (every is None) or (every is not None and every < 1):
+        raise UsageError(CHECKPOINTS)
     striking_ranks(rehearsal.faults, local_nodes(rehearsal.nodes), rehearsal.nproc_per_node)
     if rehearsal.plot is not None:
         plot.check_path(rehearsal.plot)
@@ -218,7 +250,7 @@ def run_rehearsal(
     disturbed = run_once(rehearsal.launch_argv(run_dir, faults), run_dir, display, interrupts)
     console.print()
     for incident in disturbed.view.incidents.values():
-        console.print(timeline.render(incident, console.width))
+        print_table(timeline.render(incident, console.width), console)
         console.print()
     if rehearsal.plot is not None:
         title = f"{rehearsal.script.name} with {', '.join(map(str, faults))}"
@@ -235,27 +267,24 @@ def _verdict(
     rehearsal: Rehearsal, reference: Outcome | None, disturbed: Outcome, console: Console
 ) -> int:
     if reference is not None:
-        console.print(_runs_table(reference, disturbed))
+        print_table(_runs_table(reference, disturbed), console)
         console.print()
     if disturbed.exit_code != 0:
         _report_failure("run with the fault", disturbed, console)
         return disturbed.exit_code
     fired = {str(record["fault"]) for record in disturbed.view.faults}
-    missed = [str(fault) for fault in rehearsal.faults if str(fault) not in fired]
+    missed = [fault for fault in rehearsal.faults if str(fault) not in fired]
     comparisons = [] if reference is None else compare_finals(reference.view, disturbed.view)
     if comparisons:
-        console.print(_states_table(comparisons))
+        print_table(_states_table(comparisons), console)
         console.print()
     if missed:
-        console.print(
-            f"NOT REHEARSED: {', '.join(missed)} was never brought about; "
-            + (
-                f"the run ended after step {disturbed.view.step}."
-                if disturbed.view.steps
-                else "no step was reported; does the script call deadpool.attach?"
-            ),
-            style="bold red",
-        )
+        for fault in missed:
+            console.print(
+                f"NOT REHEARSED: {fault} was never brought about; "
+                f"{_why_missed(rehearsal, fault, disturbed)}",
+                style="bold red",
+            )
         return RehearsalCode.FAULT_NOT_FIRED
     if reference is None:
         console.print(
@@ -287,6 +316,21 @@ def _verdict(
         style="bold green",
     )
     return 0
+
+
+def _why_missed(rehearsal: Rehearsal, fault: Fault, disturbed: Outcome) -> str:
+    view = disturbed.view
+    if not view.steps:
+        return "no step was reported; does the script call deadpool.attach?"
+    nodes = local_nodes(rehearsal.nodes)
+    (rank,) = striking_ranks((fault,), nodes, rehearsal.nproc_per_node)
+    shown = view.ranks.get(rank)
+    if fault.step <= view.step and shown is not None and shown.processes > 1:
+        return (
+            f"the process of rank {rank} that was to do it was replaced before; name another rank "
+            f"or node, or rehearse the faults one at a time."
+        )
+    return f"the run ended after step {view.step}."
 
 
 def _states_table(comparisons: Sequence[PartComparison]) -> Table:

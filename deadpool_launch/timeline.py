@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -17,6 +18,8 @@ _WIDE_BAR = 34
 _SECONDS_WIDTH = 6
 _GAP = 2
 _CAPTION = "A bar is the time spent to reach its row."
+#: Lines that a phase's text may take; ``deadpool.log`` has all of it.
+_MOST_LINES = 2
 #: Phases whose text may be what the headline says already.
 _FIRST_SIGNS = ("opened", "detected")
 
@@ -50,6 +53,9 @@ def timeline(incident: IncidentView) -> list[TimelineRow]:
             detail = ""
         if record.get("verdict") == "stopped":
             detail = "the job ended"
+        elif record.get("verdict"):
+            # How long it took and what was run again is in the headline.
+            detail = detail.partition(" in ")[0]
         rows.append(
             TimelineRow(
                 phase=phase,
@@ -92,6 +98,15 @@ def bar(row: TimelineRow, from_s: float, until_s: float, width: int) -> tuple[in
     return begin, max(1, end - begin)
 
 
+def _shortened(text: str, width: int) -> str:
+    """As much of the text as fits into the lines that it may take."""
+    lines = textwrap.wrap(text, width)
+    if len(lines) <= _MOST_LINES:
+        return text
+    last = lines[_MOST_LINES - 1]
+    return " ".join([*lines[: _MOST_LINES - 1], f"{last[: width - 1].rstrip()}…"])
+
+
 def render(incident: IncidentView, width: int) -> RenderableType:
     """The incident's phases for a terminal ``width`` characters wide."""
     rows = timeline(incident)
@@ -120,5 +135,5 @@ def render(incident: IncidentView, width: int) -> RenderableType:
         style = "red" if row is slowest and row.took_s > 0 else "cyan"
         drawn = Text(" " * begin) + Text("█" * length if row.took_s > 0 else "▏", style=style)
         seconds = [f"{row.since_s:.2f}", f"{row.took_s:.2f}"]
-        table.add_row(row.phase, *seconds[: 1 + wide], drawn, row.detail)
+        table.add_row(row.phase, *seconds[: 1 + wide], drawn, _shortened(row.detail, detail_width))
     return Group(Text(headline(incident), style="bold"), table)

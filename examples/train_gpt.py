@@ -115,17 +115,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    args = arguments()
-    rank = int(os.environ.get("RANK", "0"))
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    if world_size > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-
+def train(args: argparse.Namespace, device: torch.device, rank: int, world_size: int) -> None:
     seed_everything(args.seed)  # the same weights on every rank …
     model: nn.Module = GPT(args.layers, args.dim, args.heads, args.length, args.dropout).to(device)
     seed_everything(args.seed + 1 + rank)  # … but other dropout
@@ -169,8 +159,23 @@ def main() -> None:
         if rank == 0 and step.completed and step.number % 10 == 0:
             print(f"step {step.number}: loss {step.loss:.4f}", flush=True)
 
-    if world_size > 1:
-        dist.destroy_process_group()
+
+def main() -> None:
+    args = arguments()
+    rank = int(os.environ.get("RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    if world_size == 1:
+        train(args, device, rank, world_size)
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # A function of its own, since the model must be gone before its process group is: freed the
+    # other way round, DDP can deadlock with a thread of Gloo's that waits for Python's lock.
+    train(args, device, rank, world_size)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-for folder in ("cluster", "support"):
+for folder in ("cluster", "support", "chaos"):
     sys.path.insert(0, str(Path(__file__).with_name(folder)))
+
+# No test depends on what the site that it runs on prescribes.
+os.environ["DEADPOOL_SITE_POLICY"] = ""
 
 pytest_plugins = ["mini_cluster_fixtures"]
 

@@ -16,5 +16,7 @@ if [ ! -e $venv/.ready ]; then
 fi
 for mechanism in swap reconfigure; do
     echo "torch $torch, $mechanism"
-    DEADPOOL_GROUP_MECHANISM=$mechanism $venv/bin/pytest tests/runtime/groups tests/runtime/test_session_recovery.py
+    DEADPOOL_GROUP_MECHANISM=$mechanism $venv/bin/pytest -m "not matrix" tests/runtime/groups \
+        tests/runtime/test_session_recovery.py tests/runtime/test_session_layouts.py
 done
+$venv/bin/pytest -m "not matrix" tests/runtime/test_durable.py tests/runtime/replication

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,10 @@ import msgspec
 import psutil
 
 from deadpool_launch.agent.orphans import GRACE_S, Orphans, children, reap
+from deadpool_launch.agent.stacks import NoStack, take_stack
+from deadpool_launch.agent.watch import ProgressWatch
 from deadpool_runtime import parking, protocol
+from deadpool_runtime.stacks import stack_path
 
 #: How often processes are looked at for what the kernel does not report by itself (stopped,
 #: orphaned).
@@ -52,17 +55,31 @@ def rank_tag(job_id: str, rank: int, born: int) -> str:
 
 class NodeProcesses:
     """Starts and ends the node's processes; ``report`` gets ``FromAgent`` messages as they
-    happen.
+    happen, ``on_warm`` the time it took until ranks can be forked.
+
+    ``arena``: where the ranks keep copies of their state. ``helpers``: the process ids of children
+    that are neither ranks nor the parked process.
     """
 
     def __init__(
-        self, spec: protocol.JobSpec, host: str, report: Callable[[protocol.Message], None]
+        self,
+        spec: protocol.JobSpec,
+        *,
+        host: str,
+        arena: Path,
+        report: Callable[[protocol.FromAgent], None],
+        on_warm: Callable[[float], None],
+        helpers: Callable[[], set[int]],
     ) -> None:
         self._spec = spec
         self._host = host
+        self._arena = arena
         self._report = report
+        self._on_warm = on_warm
+        self._helpers = helpers
         self._codec = protocol.Codec(protocol.FromRank)
         self._loop = asyncio.get_running_loop()
+        self._watch = ProgressWatch(arena, spec.collective_timeout_s, report, spec.pace_s)
         self._ranks: dict[int, RankProcess] = {}
         self._waiting: dict[tuple[int, int], socket.socket] = {}
         self._tags: set[str] = set()
@@ -83,7 +100,7 @@ class NodeProcesses:
     async def start_parked(self, log_path: Path) -> None:
         """Start the parked process.
 
-        ``AgentReady`` is reported when torch is imported. One that ends is replaced, since the
+        ``on_warm`` is called when torch is imported. One that ends is replaced, since the
         ranks do not depend on it; ``AgentFailed`` is reported if it ends before it was ready, or
         too often.
         """
@@ -128,7 +145,7 @@ class NodeProcesses:
                 self._warm = True
                 if not self._reported_warm:
                     self._reported_warm = True
-                    self._report(protocol.AgentReady(warm_s))
+                    self._on_warm(warm_s)
                 postponed, self._postponed = self._postponed, []
                 for request in postponed:
                     self.start_ranks(request)
@@ -176,6 +193,7 @@ class NodeProcesses:
                 local_rank=local_rank,
                 born=request.epoch,
                 host=self._host,
+                arena=str(self._arena),
                 run_dir=self._spec.run_dir,
                 log_path=str(rank_log_path(Path(self._spec.run_dir), rank, request.epoch)),
                 script=self._spec.script,
@@ -189,6 +207,8 @@ class NodeProcesses:
                 fault_step=self._spec.fault_steps.get(rank),
                 confirm_timeout_s=self._spec.confirm_timeout_s,
                 agent_pid=os.getpid(),
+                checkpoint_dir=self._spec.checkpoint_dir,
+                checkpoint_every=self._spec.checkpoint_every,
             )
             with contextlib.closing(theirs):
                 socket.send_fds(self._parked, [msgspec.msgpack.encode(fork)], [theirs.fileno()])
@@ -239,6 +259,8 @@ class NodeProcesses:
             code = 255
         if self._ranks.get(process.rank) is process:
             del self._ranks[process.rank]
+        self._watch.forget((process.rank, process.born))
+        stack_path(self._arena, process.rank, process.born).unlink(missing_ok=True)
         tag = rank_tag(self._spec.job_id, process.rank, process.born)
         self._orphans.rank_ended(process.pid, tag, self._known())
         self._report(
@@ -267,6 +289,10 @@ class NodeProcesses:
                 continue
             finally:
                 process.channel.setblocking(False)
+
+    def living(self) -> list[tuple[int, int]]:
+        """Rank and birth of every process of a rank whose end was not reported."""
+        return [(process.rank, process.born) for process in self._ranks.values()]
 
     # ------------------------------------------------------------ ending
 
@@ -297,17 +323,40 @@ class NodeProcesses:
             else:
                 process.stopped_since = None
                 process.stop_reported = False
+        self._watch.look(self._processes(), now)
         self._orphans.look(self._known())
+
+    def _processes(self) -> list[tuple[int, int]]:
+        return [(process.rank, process.born) for process in self._ranks.values()]
+
+    def tell_standings(self, number: int) -> None:
+        """Report what every rank is doing, as the answer to question ``number``."""
+        self._watch.answer(self._processes(), number)
+
+    async def take_stacks(self, ranks: list[int]) -> None:
+        """Write the stacks of these ranks into the run directory, all at once."""
+        processes = [process for rank in ranks if (process := self._ranks.get(rank)) is not None]
+        await asyncio.gather(*(self._take_stack(process) for process in processes))
+
+    async def _take_stack(self, process: RankProcess) -> None:
+        rank, born = process.rank, process.born
+        target = rank_log_path(Path(self._spec.run_dir), rank, born).with_suffix(".stack")
+        try:
+            await take_stack(self._arena, rank, born, process.pid, target)
+        except NoStack as error:
+            self._report(protocol.StackNotTaken(rank, born, str(error)))
 
     def _known(self) -> set[int]:
         known = {process.pid for process in self._ranks.values()}
         if self._parked_process is not None:
             known.add(self._parked_process.pid)
-        return known
+        return known | self._helpers()
 
-    async def stop_all(self, grace_s: float) -> list[str]:
+    async def stop_all(
+        self, grace_s: float, stop_helpers: Callable[[], Awaitable[None]]
+    ) -> list[str]:
         """End every process of the job on this node: SIGTERM, ``grace_s``, SIGKILL. Returns what
-        would not go.
+        would not go. ``stop_helpers`` is called when the ranks need them no more.
         """
         self._stopping = True
         for rank in list(self._ranks):
@@ -321,6 +370,7 @@ class NodeProcesses:
             await self._parked_process.wait()
         for rank in list(self._ranks):
             self.kill(rank)
+        await stop_helpers()
         if await self._all_gone(GRACE_S):
             return []
         for child in psutil.Process().children(recursive=True):

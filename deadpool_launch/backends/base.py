@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from deadpool_launch.options import LaunchOptions
 
@@ -38,6 +38,28 @@ class Check:
     leave_out: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What a site says of a node. ``health``: a word of ``deadpool_slurm.parse.Health``."""
+
+    state: str
+    health: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a site says of the job at one moment."""
+
+    nodes: Mapping[str, Sighting]
+    #: When its time is over, in seconds since 1970; None if it has no limit.
+    ends_at: float | None
+
+
+class SiteError(Exception):
+    """The site did not answer, or cannot be understood; that says nothing of its nodes."""
+
+
 class AgentHandle(Protocol):
     """One started agent."""
 
@@ -53,6 +75,9 @@ class AgentHandle(Protocol):
 
     def last_words(self) -> str:
         """What the site said about this agent's start or end, in one line; empty if nothing."""
+
+    def saved(self) -> dict[str, Any]:
+        """What ``Backend.adopt`` needs of it in another launcher."""
 
 
 class Backend(Protocol):
@@ -70,8 +95,32 @@ class Backend(Protocol):
         Raises ``StartFailed`` if it cannot even be tried.
         """
 
+    def restore(self, allocation: Allocation, term: int) -> None:
+        """Instead of ``discover``, in a launcher that was started again; ``term`` numbers it."""
+
+    def adopt(self, node: str, saved: Mapping[str, Any]) -> AgentHandle:
+        """An agent that an earlier launcher of the job started; it may have ended since."""
+
     def agent_command(self, node: str, argv: Sequence[str], log_path: Path) -> list[str]:
         """The command ``start_agent`` would run, for ``--dry-run``."""
 
+    def ends_at(self) -> float | None:
+        """When the job's time is over, as far as that is known without asking."""
+
+    def look(self, nodes: Sequence[str]) -> Sight | None:
+        """What the site says of these nodes and the job now; None where there is nobody to ask.
+
+        Blocks. Raises ``SiteError``.
+        """
+
+    def requeue(self) -> None:
+        """Have the job run again from its beginning, later; the site ends this run of it.
+
+        Blocks. Raises ``SiteError``.
+        """
+
+    def leave(self) -> None:
+        """Let what was started go on: another launcher has it."""
+
     async def close(self) -> None:
-        """End whatever is left of what was started."""
+        """End whatever is left of what was started or adopted."""

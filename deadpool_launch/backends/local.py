@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import secrets
 import shutil
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from deadpool_launch import preflight
-from deadpool_launch.backends.base import AgentHandle, Allocation, Check
+from deadpool_launch.backends import adopted
+from deadpool_launch.backends.base import AgentHandle, Allocation, Check, Sight, SiteError
 from deadpool_launch.errors import StartFailed, UnsuitableError
 from deadpool_launch.options import LaunchOptions
+from deadpool_launch.policy.admission import log_name, reason_to_refuse
+from deadpool_runtime import parking
+from deadpool_runtime.replication.arena import SHM, arena_path
 
-_PR_SET_CHILD_SUBREAPER = 36
 _NODE_VARIABLE = "DEADPOOL_LOCAL_NODE"
 #: How long the processes of a node may take to be gone after SIGKILL, in seconds.
 _KILL_TIMEOUT_S = 10.0
@@ -38,11 +41,19 @@ def local_nodes(count: int) -> tuple[str, ...]:
 
 
 class LocalBackend:
-    """``Backend`` whose nodes ``local1``, ``local2``, … are process trees."""
+    """``Backend`` whose nodes ``local1``, ``local2``, … are process trees.
+
+    All of them have the machine's /dev/shm; a node that is powered off loses its part of it, as
+    memory is lost with a machine.
+    """
 
     def __init__(self) -> None:
-        # Tells this launcher's processes from those of another one on the machine.
+        # Tells this launcher's processes and files from those of another one on the machine.
         self._token = secrets.token_hex(4)
+        self._job_id = self._token
+        #: Whose descendants the nodes are: this process, or with agents of a launcher that ended
+        #: its parent, which adopted them.
+        self._root = os.getpid()
         self._agents: dict[str, list[LocalAgent]] = {}
         #: Processes ever seen on a node, by process id; the time of creation guards against reuse.
         self._seen: dict[int, tuple[str, float]] = {}
@@ -50,13 +61,27 @@ class LocalBackend:
     def discover(self, options: LaunchOptions) -> Allocation:
         """As many nodes as the options ask for."""
         count = (options.nodes or 1) + options.spares
+        self._job_id = f"{Path(options.run_dir).name}.{self._token}"
         return Allocation(
-            job_id=Path(options.run_dir).name,
+            job_id=self._job_id,
             nodes=local_nodes(count),
             batch_host=None,
             launcher_host="127.0.0.1",
             env={"GLOO_SOCKET_IFNAME": "lo"},
         )
+
+    def restore(self, allocation: Allocation, term: int) -> None:
+        """The job and its mark on processes are what they were."""
+        self._job_id = allocation.job_id
+        self._token = allocation.job_id.rpartition(".")[2]
+        self._root = os.getppid()
+
+    def adopt(self, node: str, saved: Mapping[str, Any]) -> AgentHandle:
+        """The agent is a child of this process's parent now."""
+        process = adopted.AdoptedProcess(saved["pid"], saved["created"])
+        agent = LocalAgent(self, node, process, Path(saved["log"]))
+        self._agents.setdefault(node, []).append(agent)
+        return agent
 
     async def preflight(self, options: LaunchOptions) -> list[Check]:
         """Whether the run directory and shared memory can be used."""
@@ -68,6 +93,22 @@ class LocalBackend:
                 if free >= _LITTLE_SHM_NBYTES
                 else Check("shared memory", None, f"only {free >> 20} MiB free in /dev/shm")
             )
+        logs = Path(options.run_dir) / "logs"
+        if options.admission:
+            # The nodes that discover named.
+            nodes = local_nodes((options.nodes or 1) + options.spares)
+            logs.mkdir(exist_ok=True, mode=0o700)
+            reasons = await asyncio.gather(
+                *(
+                    reason_to_refuse(options.admission, node, logs / log_name(node))
+                    for node in nodes
+                )
+            )
+            checks += [
+                preflight.admission_check(node, reason)
+                for node, reason in zip(nodes, reasons, strict=True)
+                if reason
+            ]
         return checks
 
     async def start_agent(self, node: str, argv: Sequence[str], log_path: Path) -> AgentHandle:
@@ -81,7 +122,7 @@ class LocalBackend:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=asyncio.subprocess.STDOUT,
-                    env={**os.environ, _NODE_VARIABLE: self._mark(node)},
+                    env={**os.environ, **self.variables_of(node)},
                     start_new_session=True,
                 )
         except OSError as error:
@@ -94,6 +135,22 @@ class LocalBackend:
         """The agent's own command line; its output goes to ``log_path``."""
         return list(argv)
 
+    def ends_at(self) -> float | None:
+        """There is no time limit."""
+        return None
+
+    def look(self, nodes: Sequence[str]) -> Sight | None:
+        """Nobody but the launcher watches these nodes."""
+        return None
+
+    def requeue(self) -> None:
+        """There is no queue."""
+        raise SiteError("there is no queue with --site local")
+
+    def leave(self) -> None:
+        """Let what was started go on."""
+        self._agents.clear()
+
     async def close(self) -> None:
         """Kill every process of every node."""
         await asyncio.gather(*(self.power_off(node) for node in self._agents))
@@ -101,7 +158,14 @@ class LocalBackend:
     # ------------------------------------------------------------ faults
 
     async def power_off(self, node: str) -> None:
-        """Kill every process of the node; return when all are gone (or after a deadline)."""
+        """Kill every process of the node; return when all are gone (or after a deadline), and its
+        arena with them.
+        """
+        await self._kill_all(node)
+        for path in SHM.glob(arena_path(self._job_id, node, 0).name[:-1] + "*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    async def _kill_all(self, node: str) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _KILL_TIMEOUT_S
         # Stopped first, so that none sees another one die and reports it. New ones may have been
@@ -131,7 +195,7 @@ class LocalBackend:
         """The living processes of the node, its agents first."""
         agents = {agent.pid for agent in self._agents.get(node, [])}
         found: list[psutil.Process] = []
-        for process in psutil.Process().children(recursive=True):
+        for process in psutil.Process(self._root).children(recursive=True):
             with contextlib.suppress(psutil.Error, ProcessLookupError):
                 if self._node_of(process) == node and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
@@ -148,7 +212,7 @@ class LocalBackend:
             node = self._node_of_agent(os.getsid(process.pid))
         if node is None:
             parent = process.parent()
-            if parent is not None and parent.pid != os.getpid():
+            if parent is not None and parent.pid not in (os.getpid(), self._root):
                 node = self._node_of(parent)
         if node is not None:
             self._seen[process.pid] = (node, created)
@@ -176,15 +240,20 @@ class LocalBackend:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
-    def _mark(self, node: str) -> str:
-        return f"{self._token}:{node}"
+    def variables_of(self, node: str) -> dict[str, str]:
+        """What marks a process as belonging to the node."""
+        return {_NODE_VARIABLE: f"{self._token}:{node}"}
 
 
 class LocalAgent:
     """``AgentHandle`` of a child process."""
 
     def __init__(
-        self, backend: LocalBackend, node: str, process: asyncio.subprocess.Process, log_path: Path
+        self,
+        backend: LocalBackend,
+        node: str,
+        process: asyncio.subprocess.Process | adopted.AdoptedProcess,
+        log_path: Path,
     ) -> None:
         self._backend = backend
         self._node = node
@@ -214,6 +283,10 @@ class LocalAgent:
         """The last line of the agent's output."""
         return last_line(self._log_path)
 
+    def saved(self) -> dict[str, Any]:
+        """Which process it is, and where its output goes."""
+        return {**adopted.mark(self.pid), "log": str(self._log_path)}
+
 
 def last_line(path: Path) -> str:
     """The last line of a text file that is not blank; empty if there is none."""
@@ -242,7 +315,8 @@ def _run_dir_check(run_dir: Path) -> Check:
 
 
 def _become_subreaper() -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        error = os.strerror(ctypes.get_errno())
-        raise UnsuitableError(f"the launcher cannot adopt orphaned processes: {error}")
+    try:
+        parking.prctl(parking.PR_SET_CHILD_SUBREAPER, 1)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise UnsuitableError(f"the launcher cannot adopt orphaned processes: {reason}") from error

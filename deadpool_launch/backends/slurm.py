@@ -12,17 +12,46 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from deadpool_launch import preflight
-from deadpool_launch.backends.base import AgentHandle, Allocation, Check
+from deadpool_launch.backends.adopted import AdoptedProcess
+from deadpool_launch.backends.base import (
+    AgentHandle,
+    Allocation,
+    Check,
+    Sight,
+    Sighting,
+    SiteError,
+)
+from deadpool_launch.backends.slurm_orphans import OrphanStep
 from deadpool_launch.backends.slurm_steps import NodeProbe, SlurmAgent
 from deadpool_launch.errors import NotInAllocation, StartFailed, UnsuitableError
 from deadpool_launch.options import NOT_IN_ALLOCATION, LaunchOptions
 from deadpool_launch.preflight_probe import probe, token_path
 from deadpool_slurm import environ, parse, srun, versions
 from deadpool_slurm.client import CommandLineClient, SlurmClient, SlurmError
+
+#: Run on a node after its agent. An arena whose lock is held belongs to a living agent.
+EPILOG = """\
+#!/bin/sh
+for arena in /dev/shm/deadpool-{job_id}-*-e*; do
+    [ -e "$arena/lock" ] && flock --nonblock "$arena/lock" rm -rf "$arena"
+done
+exit 0
+"""
+
+#: More agents than one launcher starts.
+_NAMES_A_TERM = 100_000
+
+
+def _epilog_path(log_path: Path) -> Path:
+    return log_path.with_name("clean-node.sh")
 
 
 class SlurmBackend:
@@ -31,13 +60,16 @@ class SlurmBackend:
     def __init__(
         self, variables: Mapping[str, str] | None = None, client: SlurmClient | None = None
     ) -> None:
-        self._variables = os.environ if variables is None else variables
-        self._job = environ.read_job(self._variables)
+        #: The environment of the batch script.
+        self.variables = os.environ if variables is None else variables
+        self._job = environ.read_job(self.variables)
         #: Slurm's commands; they block, so call them in a thread.
-        self.client: SlurmClient = client or CommandLineClient(self._variables)
+        self.client: SlurmClient = client or CommandLineClient(self.variables)
         self._allocation: Allocation | None = None
         self._started = 0
-        self._agents: list[SlurmAgent] = []
+        self._agents: list[SlurmAgent | OrphanStep] = []
+        #: Whether processes of launchers before this one are on another host.
+        self._abroad = False
 
     def discover(self, options: LaunchOptions) -> Allocation:
         """The nodes the job was given; those it has lost since are found by the preflight."""
@@ -67,6 +99,15 @@ class SlurmBackend:
         self._allocation = Allocation(job.job_id, nodes, batch_host, launcher_host)
         return self._allocation
 
+    def hours_left(self) -> float | None:
+        """Until the job's time limit; ``None`` if it has none, or Slurm does not say."""
+        end = self._job.end_time if self._job is not None else None
+        if end is None:
+            with contextlib.suppress(SlurmError):
+                moment = self.client.job(self._found().job_id).end_time
+                end = moment.timestamp() if moment is not None else None
+        return max(0.0, end - time.time()) / 3600 if end is not None else None
+
     async def preflight(self, options: LaunchOptions) -> list[Check]:
         """Slurm's side of the job first, then one short step on every node."""
         allocation = self._found()
@@ -82,6 +123,7 @@ class SlurmBackend:
         said_path = Path(f"{log_path}.srun")
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
+            self._write_epilog(_epilog_path(log_path))
             with said_path.open("wb") as said:
                 process = await asyncio.create_subprocess_exec(
                     *self._agent_step(node, argv, log_path, name),
@@ -97,9 +139,66 @@ class SlurmBackend:
         self._agents.append(agent)
         return agent
 
+    def restore(self, allocation: Allocation, term: int, *, abroad: bool = False) -> None:
+        """The allocation is what it was; steps get names that none has had. ``abroad``: earlier
+        launchers ran on other hosts.
+        """
+        self._allocation = allocation
+        self._started = (term - 1) * _NAMES_A_TERM
+        self._abroad = abroad
+
+    def adopt(self, node: str, saved: Mapping[str, Any]) -> AgentHandle:
+        """The step, and the ``srun`` that watches it, go on without the launcher they came from;
+        on a host that is gone ``srun`` does not.
+        """
+        if self._abroad or saved.get("orphan"):
+            orphan = OrphanStep(self.client, self._found().job_id, saved["step"])
+            self._agents.append(orphan)
+            return orphan
+        agent = SlurmAgent(
+            self.client,
+            self._found().job_id,
+            saved["step"],
+            AdoptedProcess(saved["pid"], saved["created"]),
+            Path(saved["said"]) if "said" in saved else None,
+        )
+        self._agents.append(agent)
+        return agent
+
     def agent_command(self, node: str, argv: Sequence[str], log_path: Path) -> list[str]:
         """The ``srun`` command for the agent of ``node``."""
         return self._agent_step(node, argv, log_path, f"deadpool-{node}")
+
+    def ends_at(self) -> float | None:
+        """From the environment, where Slurm puts it there (23.02 and later)."""
+        return self._job.end_time if self._job is not None else None
+
+    def look(self, nodes: Sequence[str]) -> Sight:
+        """Two short commands."""
+        try:
+            job = self.client.job(self._found().job_id)
+            found = self.client.nodes(nodes)
+        except SlurmError as error:
+            raise SiteError(str(error)) from error
+        end = job.end_time
+        return Sight(
+            {
+                name: Sighting(facts.state, facts.health.value, facts.reason)
+                for name, facts in found.items()
+            },
+            end.timestamp() if end is not None else None,
+        )
+
+    def requeue(self) -> None:
+        """``scontrol requeue``; the batch script is killed by it."""
+        try:
+            self.client.requeue(self._found().job_id)
+        except SlurmError as error:
+            raise SiteError(str(error)) from error
+
+    def leave(self) -> None:
+        """Let what was started go on."""
+        self._agents.clear()
 
     async def close(self) -> None:
         """End every step that is left."""
@@ -113,8 +212,18 @@ class SlurmBackend:
             name=name,
             log_path=log_path,
             argv=argv,
-            network=self._variables.get("SLURM_NETWORK"),
+            task_epilog=_epilog_path(log_path),
+            network=self.variables.get("SLURM_NETWORK"),
         )
+
+    def _write_epilog(self, path: Path) -> None:
+        """A killed agent cannot remove its arena; Slurm then does, by this script."""
+        if path.exists():
+            return
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh.write_text(EPILOG.format(job_id=self._found().job_id))
+        fresh.chmod(0o700)
+        fresh.rename(path)
 
     def _found(self) -> Allocation:
         assert self._allocation is not None, "discover comes first"
@@ -126,7 +235,7 @@ class SlurmBackend:
         return dict(zip(names, self._job.cpus_per_node, strict=False)).get(node)
 
     def _srun_environ(self) -> dict[str, str]:
-        return environ.for_srun(self._variables, self._found().job_id)
+        return environ.for_srun(self.variables, self._found().job_id)
 
     # ------------------------------------------------------------ preflight
 
@@ -141,6 +250,8 @@ class SlurmBackend:
         try:
             job = self.client.job(allocation.job_id)
             checks += preflight.job_checks(allocation.nodes, job)
+            if options.requeue:
+                checks += preflight.requeue_checks(job)
             checks += preflight.state_checks(job.nodes, self.client.nodes(job.nodes))
         except SlurmError as error:
             checks.append(Check("node state", None, f"the nodes' states cannot be read: {error}"))
@@ -171,11 +282,15 @@ class SlurmBackend:
             token_path(run_dir, token).write_text(token)
         except OSError as error:
             return [preflight.run_dir_problem(run_dir, error)]
+        admission = msgspec.json.encode(options.admission).decode()
         argv = [sys.executable, "-m", "deadpool_launch.preflight_probe", str(run_dir), token]
-        probing = NodeProbe(self.client, allocation.job_id, argv, self._variables)
+        argv.append(admission)
+        probing = NodeProbe(self.client, allocation.job_id, argv, self.variables)
         try:
             own = await asyncio.to_thread(probe, run_dir, token)
-            await probing.ask(nodes, allocation.nodes, options.agent_start_timeout_s)
+            await probing.ask(
+                nodes, allocation.nodes, options.agent_start_timeout_s + options.admission_s
+            )
         finally:
             with contextlib.suppress(OSError):
                 token_path(run_dir, token).unlink()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_launch import preflight
+from deadpool_launch.backends import adopted
 from deadpool_slurm import environ, parse, srun
 from deadpool_slurm.client import SlurmClient, SlurmError
 
@@ -33,7 +34,7 @@ class SlurmAgent:
         client: SlurmClient,
         job_id: str,
         step_name: str,
-        process: asyncio.subprocess.Process,
+        process: asyncio.subprocess.Process | adopted.AdoptedProcess,
         said_path: Path | None = None,
     ) -> None:
         self._client = client
@@ -69,6 +70,11 @@ class SlurmAgent:
             return last_error(self._said_path.read_text(errors="replace").splitlines())
         except OSError:
             return ""
+
+    def saved(self) -> dict[str, Any]:
+        """The step's name, and which process ``srun`` is."""
+        said = {"said": str(self._said_path)} if self._said_path is not None else {}
+        return {"step": self._step_name, **adopted.mark(self._process.pid), **said}
 
     async def _ended(self, signal: str, within_s: float) -> bool:
         """Whether ``srun`` has ended ``within_s`` after the step was to be sent the signal."""

@@ -9,9 +9,18 @@ The story of a fault, and where each part is told:
 1. A rank or node goes away (``messages.py``, ``agents.py``, ``deadlines.py``).
 2. The incident opens, the epoch is revoked, siblings are gathered (``losses.py``).
 3. Repair in place, start anew or give up; spares take places (``rungs.py``, ``placement.py``).
-4. All ranks park; a step is agreed on; groups and state come back (``recovery.py``,
-   ``agreement.py``).
-5. Or no fault explains a script's exception, and it is the script's own (``verdicts.py``).
+4. All ranks park; the nodes say which copies they have; a step is agreed on (``planning.py``);
+   groups and state come back (``recovery.py``). If the copies are not enough for any step, the
+   state comes from a durable checkpoint (``checkpoints.py``).
+5. Every rank has a replica elsewhere again (``protection.py``).
+6. A step that does not end, or breaks although every process lives, is tried again in place
+   (``hangs.py``, ``diagnosis.py``).
+7. A node that was given up comes back as a spare (``readmission.py``, ``quarantine.py``).
+8. A rank that is slower than its peers is named (``stragglers.py``), and a GPU that shows a fault
+   makes what follows the node's (``devices.py``).
+9. Or no fault explains a script's exception, and it is the script's own (``verdicts.py``).
+10. Nothing is wrong, and all ranks come to the end of the same step (``halts.py``): those of a node
+    move (``drains.py``), or the job ends before its time limit (``stops.py``).
 
 What must hold between two events is in ``invariants.py``.
 """
@@ -20,29 +29,51 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from deadpool_launch.controller import drains, stops
 from deadpool_launch.controller.agents import (
     on_agent_connected,
     on_agent_warm,
     on_job_started,
     on_node_gone,
+    on_replicator_up,
 )
+from deadpool_launch.controller.checkpoints import on_committed, on_not_committed
 from deadpool_launch.controller.deadlines import on_tick
+from deadpool_launch.controller.devices import on_device_lines
 from deadpool_launch.controller.events import (
     Action,
     AgentConnected,
     AgentLost,
     AgentStartFailed,
     AgentWarm,
+    CheckpointCommitted,
+    CheckpointFailed,
+    DeviceLines,
+    DrainRequested,
     Event,
+    InventoryTaken,
     JobStarted,
+    LimitNear,
+    NodeReady,
+    NodeStateSeen,
+    PacesTold,
+    PathsTried,
     RankExited,
     RankSaid,
     RankStopped,
+    ReplicatorUp,
+    StackNotTaken,
+    StandingsTold,
     StopRequested,
     Tick,
 )
+from deadpool_launch.controller.hangs import on_standings
 from deadpool_launch.controller.messages import on_exited, on_said, on_stopped
-from deadpool_launch.controller.states import Phase, Rank, Stage, State
+from deadpool_launch.controller.paths import on_paths_tried
+from deadpool_launch.controller.readmission import on_node_ready, on_node_resumed
+from deadpool_launch.controller.recovery import advance, on_inventory
+from deadpool_launch.controller.states import AgentStage, Phase, Rank, Stage, State
+from deadpool_launch.controller.stragglers import on_paces
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.exits import ExitCode
 
@@ -68,16 +99,54 @@ def step(state: State, event: Event) -> tuple[State, list[Action]]:
             rank = _speaker(state, event)
             if rank is not None:
                 on_stopped(turn, rank, event.for_s)
+        case StandingsTold():
+            on_standings(turn, event)
+        case PacesTold(paces=paces):
+            on_paces(turn, paces)
+        case DeviceLines(node=node, lines=lines):
+            on_device_lines(turn, node, lines)
+            advance(turn)
+        case StackNotTaken(rank=number, reason=reason):
+            turn.say(f"the stack of rank {number} could not be taken: {reason}")
+        case PathsTried(node=node, number=number, unreached=unreached):
+            on_paths_tried(turn, node, number, unreached)
         case Tick():
             on_tick(turn)
         case AgentConnected():
             on_agent_connected(turn, event.node, event.host)
         case AgentWarm():
-            on_agent_warm(turn, event.node)
+            on_agent_warm(turn, event)
+        case ReplicatorUp():
+            on_replicator_up(turn, event.node, event.replicator, event.reason)
+        case InventoryTaken():
+            on_inventory(turn, event.node, event.epoch, event.copies)
+        case CheckpointCommitted():
+            on_committed(turn, event)
+            advance(turn)
+        case CheckpointFailed():
+            on_not_committed(turn, event)
+            stops.on_not_saved(turn, event.step)
+            advance(turn)
         case AgentStartFailed():
-            on_node_gone(turn, event.node, f"did not start ({event.reason}, seen)")
+            warm = state.nodes[event.node].stage is AgentStage.WARM
+            what = "cannot serve any longer" if warm else "did not start"
+            on_node_gone(turn, event.node, f"{what} ({event.reason}, seen)")
         case AgentLost():
-            on_node_gone(turn, event.node, f"lost ({event.evidence}, {event.kind})")
+            said = state.nodes[event.node].slurm
+            slurms = f"; Slurm has it as {said}, inferred" if said else ""
+            on_node_gone(turn, event.node, f"lost ({event.evidence}, {event.kind}{slurms})")
+        case NodeReady(node=node, why=why):
+            on_node_ready(turn, node, why)
+        case DrainRequested():
+            drains.on_drain_requested(turn, event)
+            advance(turn)
+        case NodeStateSeen():
+            drains.on_node_state(turn, event)
+            on_node_resumed(turn, event, state.nodes.get(event.node))
+            advance(turn)
+        case LimitNear():
+            stops.on_limit_near(turn, event)
+            advance(turn)
         case StopRequested():
             name = _SIGNAL_NAMES.get(event.signal, "a signal")
             interrupted = event.signal == _SIGINT

@@ -1,6 +1,6 @@
 """A rank's process or a node went away: open the incident, revoke the epoch, collect the siblings.
 
-What is done about the losses is decided in ``recovery.py`` when the gather window ends.
+What is done about the losses is decided in ``rungs.py`` when the gather window ends.
 """
 
 from __future__ import annotations
@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from deadpool_launch.controller import halts, stops
+from deadpool_launch.controller.budgets import charge_job
 from deadpool_launch.controller.events import IncidentOpened
+from deadpool_launch.controller.ladder import STALLS, climb
 from deadpool_launch.controller.states import BEGUN, Incident, Loss, Phase, Stage
+from deadpool_launch.controller.tables import NodeTable
 from deadpool_launch.controller.turn import Turn, fresh_process
-from deadpool_launch.controller.wording import loss_text, plural, ranks_text
-from deadpool_launch.exits import ExitCode
+from deadpool_launch.controller.wording import loss_text, ranks_text
 from deadpool_runtime import protocol
 
 
 def forget_processes(turn: Turn, ranks: Iterable[int]) -> None:
     """The processes of these ranks are gone."""
-    table = list(turn.state.ranks)
-    for rank in ranks:
-        table[rank] = fresh_process(table[rank])
-    turn.set(ranks=tuple(table))
+    table = turn.state.ranks
+    turn.set(ranks=table.with_changes({rank: fresh_process(table[rank]) for rank in ranks}))
 
 
 def lose(turn: Turn, losses: Iterable[Loss]) -> None:
@@ -69,8 +70,19 @@ def _join(turn: Turn, losses: tuple[Loss, ...]) -> None:
     turn.set_incident(losses=known)
 
 
-def open_epoch(turn: Turn, reason: str) -> None:
+def open_epoch(
+    turn: Turn,
+    reason: str,
+    *,
+    counted: bool = True,
+    next_rung: bool = False,
+    planned: bool = False,
+) -> None:
     """Void the current epoch and tell every rank that runs the script.
+
+    ``counted``: it uses up one of the incident's attempts. ``next_rung``: the present rung is not
+    tried any more, however many attempts are left. ``planned``: it is no fault, and not counted
+    against the job.
 
     Ranks that failed by themselves join the losses: they left the script and cannot be unwound.
     Ranks that were not told ``Begin`` yet need no ``Revoke``: their ``Begin`` will carry the new
@@ -78,42 +90,86 @@ def open_epoch(turn: Turn, reason: str) -> None:
     """
     state = turn.state
     incident = state.incident
+    if stops.is_ending(state):
+        stops.when_struck(turn, reason)
+        return
     if incident is None:
-        incident = Incident(state.incidents + 1, turn.at, reason)
+        incident = Incident(state.incidents + 1, turn.at, reason, planned=planned)
         turn.set(incident=incident, incidents=incident.number)
         turn.act(IncidentOpened(incident.number, turn.at, reason))
-    if incident.attempts >= state.config.max_attempts:
-        turn.finish(
-            ExitCode.RECOVERY_FAILED,
-            f"incident {incident.number} is not over after "
-            f"{plural(incident.attempts, 'attempt')}; last: {reason}",
-        )
-        return
+        if not planned:
+            charge_job(turn, reason)
+        if turn.over:
+            return
+    if next_rung or (counted and incident.attempts >= state.config.max_attempts):
+        if not climb(turn, reason):
+            return
+        incident = turn.incident
+    restoring_s = restore_limit_s(turn)
     epoch = state.epoch + 1
-    turn.set(epoch=epoch, notice_at=None)
+    turn.set(epoch=epoch, notice_at=None, look=None, paths=None, leaving="")
+    halts.forget(turn)
+    late = [rank.rank for rank in state.ranks if rank.overdue_at is not None]
+    turn.set_ranks(late, overdue_at=None)
+    if state.protecting and state.bare_since is None:
+        turn.set(bare_since=turn.at)
+    asked = {
+        name: replace(node, inventory_by=None, copies=()) for name, node in state.nodes.items()
+    }
+    turn.set(nodes=NodeTable(asked))
     turn.set_incident(
-        attempts=incident.attempts + 1,
+        attempts=incident.attempts + counted,
         losses=(),
         marked=frozenset(),
         step=None,
+        reading=False,
         resumed=False,
+        bare_s=None,
     )
     turn.mark("detected", reason)
     told = [rank for rank in state.ranks if rank.stage in BEGUN]
     turn.tell((rank.rank for rank in told), protocol.Revoke(epoch))
     turn.mark("revoked", f"epoch {epoch}" + _told_text([rank.rank for rank in told]))
-    unwinding = [rank.rank for rank in told if rank.stage is not Stage.SCRIPT]
+    unwind_s = state.config.unwind_s
+    # Nothing of the script runs in a rank that is parked or restores its state.
+    mended = [rank.rank for rank in told if rank.stage in (Stage.PARKED, Stage.RESTORING)]
+    _unwind(turn, mended, min(unwind_s, restoring_s))
+    in_step = [rank.rank for rank in told if rank.stage in (Stage.ATTACHED, Stage.UNWINDING)]
+    _unwind(turn, in_step, unwind_s)
+
+
+def _unwind(turn: Turn, ranks: list[int], patience_s: float) -> None:
     turn.set_ranks(
-        unwinding,
+        ranks,
         stage=Stage.UNWINDING,
-        deadline=turn.at + state.config.park_s,
-        slots=(),
+        deadline=turn.at + patience_s,
+        patience_s=patience_s,
         rebuilt=False,
         restored=None,
         steps_ended=False,
         raised=None,
         raise_told=False,
     )
+
+
+def restore_limit_s(turn: Turn) -> float:
+    """How long the present plan may take."""
+    config = turn.state.config
+    return config.load_s if turn.incident.reading else config.restore_s
+
+
+def stall(turn: Turn, text: str) -> None:
+    """The plan came to nothing though nobody was lost: make another one, on the next rung if it was
+    not the first.
+    """
+    stalls = turn.incident.stalls + 1
+    turn.set_incident(stalls=stalls)
+    again = stalls < STALLS
+    if again:
+        turn.say(f"{text}; trying again")
+    open_epoch(turn, text, next_rung=not again)
+    if not turn.over:
+        turn.set(phase=Phase.PARKING)
 
 
 def _told_text(ranks: list[int]) -> str:

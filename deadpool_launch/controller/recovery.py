@@ -6,17 +6,42 @@ event that may have completed something. So no order of arrival needs a case of 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from deadpool_launch.controller.agreement import agree_on_step, choose_sources
+from deadpool_launch.controller import drains, stops
+from deadpool_launch.controller.checkpoints import give_up, next_text, still_valid
 from deadpool_launch.controller.events import StartRanks
+from deadpool_launch.controller.ladder import restart_all, rung_text
 from deadpool_launch.controller.losses import open_epoch
-from deadpool_launch.controller.rungs import start_anew
-from deadpool_launch.controller.states import LIVE, AgentStage, Phase, Rank, Stage
+from deadpool_launch.controller.planning import (
+    store_rank,
+    when_all_parked,
+    when_inventory_complete,
+)
+from deadpool_launch.controller.protection import (
+    differing,
+    differing_text,
+    keep_holders,
+    note_redundancy,
+    when_all_attached,
+)
+from deadpool_launch.controller.rungs import repair_in_place
+from deadpool_launch.controller.shrinking import regain, verdict_of
+from deadpool_launch.controller.states import (
+    AgentStage,
+    Incident,
+    Phase,
+    Rank,
+    Stage,
+    State,
+    Trait,
+    stage_traits,
+)
+from deadpool_launch.controller.tables import RankTable, changed
 from deadpool_launch.controller.turn import Turn
-from deadpool_launch.controller.wording import plural, ranks_text
-from deadpool_launch.exits import ExitCode
+from deadpool_launch.controller.wording import plural
 from deadpool_runtime import protocol
+
+#: After so many failed restores of one step it is not tried again.
+RESTORE_TRIES = 2
 
 
 def advance(turn: Turn) -> None:
@@ -33,13 +58,29 @@ def advance(turn: Turn) -> None:
                 _start_absent(turn)
                 _when_all_up(turn)
             case Phase.PARKING:
+                restart_all(turn)
+                drains.let_leave(turn)
                 _start_absent(turn)
                 _begin_replacements(turn)
-                _when_all_parked(turn)
+                when_all_parked(turn)
+            case Phase.INVENTORY:
+                when_inventory_complete(turn)
             case Phase.RESTORING:
                 _when_all_restored(turn)
+            case Phase.TRAINING:
+                when_all_attached(turn)
+                keep_holders(turn)
+                stops.proceed(turn)
+                drains.proceed(turn)
+                _take_back_in(turn)
             case _:
                 pass
+
+
+def _take_back_in(turn: Turn) -> None:
+    """Ranks that were set aside come back the way in which lost ones are replaced."""
+    if regain(turn):
+        repair_in_place(turn)
 
 
 # ---------------------------------------------------------------- bringing processes up
@@ -61,9 +102,11 @@ def _when_clear(turn: Turn) -> None:
 def _start_absent(turn: Turn) -> None:
     """Start missing ranks wherever the agent is warm."""
     state = turn.state
+    if not state.ranks.some(stage_traits(Stage.ABSENT)):
+        return
     for seat, name in enumerate(state.seats):
         members = state.ranks_of_seat(seat)
-        absent = tuple(rank for rank in members if state.ranks[rank].stage is Stage.ABSENT)
+        absent = tuple(rank for rank in members if _is_missing(state.ranks[rank]))
         if not absent or state.nodes[name].stage is not AgentStage.WARM:
             continue
         turn.act(StartRanks(name, state.epoch, seat, absent))
@@ -76,9 +119,13 @@ def _start_absent(turn: Turn) -> None:
         )
 
 
+def _is_missing(rank: Rank) -> bool:
+    return rank.stage is Stage.ABSENT and not rank.aside
+
+
 def _when_all_up(turn: Turn) -> None:
     state = turn.state
-    if any(rank.stage is not Stage.UP for rank in state.ranks):
+    if not state.ranks.every(stage_traits(Stage.UP)):
         return
     everyone = range(len(state.ranks))
     begin = protocol.Begin(
@@ -101,7 +148,7 @@ def _begin_replacements(turn: Turn) -> None:
         return
     begin = protocol.Begin(
         epoch=state.epoch,
-        store=turn.address(_store_rank(turn)),
+        store=turn.address(store_rank(turn)),
         replacement=True,
         attempt=state.attempt,
     )
@@ -109,122 +156,105 @@ def _begin_replacements(turn: Turn) -> None:
     turn.set_ranks(ready, stage=Stage.SCRIPT, deadline=turn.at + state.config.build_s)
 
 
-def _store_rank(turn: Turn) -> int:
-    """The lowest rank with a store server, a survivor before a replacement."""
-    up = [rank for rank in turn.state.ranks if rank.stage in LIVE and rank.store_port]
-    return min(up, key=lambda rank: (rank.replacement, rank.rank)).rank
-
-
-# ---------------------------------------------------------------- agreeing on the step
-
-
-def _when_all_parked(turn: Turn) -> None:
-    state = turn.state
-    _mark_parked(turn)
-    if turn.over or any(rank.stage is not Stage.PARKED for rank in state.ranks):
-        return
-    incident = turn.incident
-    slots = {rank.rank: rank.slots for rank in state.ranks}
-    own = {rank.rank: rank.own for rank in state.ranks}
-    agreement = agree_on_step(slots, own, incident.refused)
-    step = agreement.step
-    if step is None:
-        _without_agreement(turn, agreement.reason)
-        return
-    holders = [rank.rank for rank in state.ranks if step in rank.slots]
-    needing = [rank.rank for rank in state.ranks if step not in rank.slots]
-    sources = choose_sources(needing, {rank: state.node_of(rank) for rank in holders})
-    everyone = range(len(state.ranks))
-    plan = protocol.Plan(
-        epoch=state.epoch,
-        step=step,
-        store=turn.address(holders[0]),
-        sources=sources,
-        own=b"",
-    )
-    turn.tell(everyone, plan)
-    detail = agreement.reason
-    if needing:
-        donors = sorted(set(sources.values()))
-        detail += f"; {ranks_text(donors)} to {ranks_text(needing)}"
-    turn.mark("plan", detail)
-    newest = max(rank.completed for rank in state.ranks)
-    turn.set_ranks(everyone, stage=Stage.RESTORING, deadline=turn.at + state.config.restore_s)
-    turn.set_incident(step=step, newest=max(incident.newest, newest))
-    turn.set(phase=Phase.RESTORING)
-
-
-def _without_agreement(turn: Turn, reason: str) -> None:
-    """Starting anew takes a new epoch: replacements born in this one are about to be killed."""
-    if turn.state.newest >= 1:
-        turn.finish(ExitCode.STATE_LOST, reason)
-        return
-    open_epoch(turn, reason)
-    if not turn.over:
-        start_anew(turn, turn.incident.reason, reason)
-
-
-def _mark_parked(turn: Turn) -> None:
-    """Two marks, whichever comes first: the survivors are parked; the replacements are ready."""
-    state = turn.state
-    new = [rank for rank in state.ranks if rank.replacement or rank.stage not in LIVE]
-    old = [rank for rank in state.ranks if not rank.replacement and rank.stage in LIVE]
-    if old and all(rank.stage is Stage.PARKED for rank in old):
-        turn.mark("parked", ranks_text(rank.rank for rank in old))
-    if new and all(rank.stage is Stage.PARKED for rank in new):
-        nodes = dict.fromkeys(state.node_of(rank.rank) for rank in new)
-        where = ", ".join(nodes)
-        turn.mark("spare ready", f"{ranks_text(rank.rank for rank in new)} on {where}")
-
-
 # ---------------------------------------------------------------- restoring
 
 
 def _when_all_restored(turn: Turn) -> None:
     state = turn.state
-    if all(rank.rebuilt for rank in state.ranks):
+    if state.ranks.every(Trait.REBUILT):
         turn.mark("groups rebuilt", f"epoch {state.epoch}")
-    if any(rank.restored is None for rank in state.ranks):
+    if not state.ranks.every(Trait.RESTORED):
         return
     step = turn.incident.step
     assert step is not None
-    by_digest: dict[str, list[int]] = {}
-    for rank in state.ranks:
-        by_digest.setdefault(rank.restored or "", []).append(rank.rank)
-    if len(by_digest) > 1:
-        _refuse(turn, step, by_digest)
+    found = differing({rank.rank: rank.restored or () for rank in state.present()})
+    if found is not None:
+        _refuse(turn, step, differing_text(*found))
         return
-    turn.tell(range(len(state.ranks)), protocol.Resume(state.epoch))
-    turn.mark("state restored", f"step {step}, the same on every rank")
-    turn.set(ranks=tuple(_resumed(rank, step) for rank in state.ranks), phase=Phase.TRAINING)
+    turn.tell((rank.rank for rank in state.present()), protocol.Resume(state.epoch))
+    turn.mark("state restored", f"step {step} on every rank")
+    turn.set(
+        ranks=RankTable(rank if rank.aside else _resumed(rank, step) for rank in state.ranks),
+        phase=Phase.TRAINING,
+        history=_history(state, step),
+        checkpoints=still_valid(state.checkpoints, step),
+        newest=max(state.newest, step),
+    )
     # Steps after the plan's are computed again, so a refused one is no longer what was refused.
-    turn.set_incident(resumed=True, refused=frozenset())
+    turn.set_incident(resumed=True, refused=frozenset(), failed=())
+    note_redundancy(turn)
+
+
+def _history(state: State, step: int) -> tuple[tuple[int, int], ...]:
+    """A plan with a durable checkpoint has its place there already: it starts from nothing."""
+    if state.history and state.history[-1][0] == state.epoch:
+        return state.history
+    return (*state.history, (state.epoch, step))
 
 
 def _resumed(rank: Rank, step: int) -> Rank:
-    return replace(
+    return changed(
         rank,
         stage=Stage.ATTACHED,
         deadline=None,
         replacement=False,
         holds=True,
         completed=step,
-        own=tuple(kept for kept in rank.own if kept <= step),
-        slots=(),
+        adopts=min(rank.adopts, step),
+        digests=(rank.digests[0], rank.digests[1] if step >= 1 else None),
         rebuilt=False,
         restored=None,
     )
 
 
-def _refuse(turn: Turn, step: int, by_digest: dict[str, list[int]]) -> None:
+def _refuse(turn: Turn, step: int, between: str) -> None:
     """Ranks restored different states: never train on that, go back to an older step."""
-    groups = " and ".join(ranks_text(ranks) for ranks in by_digest.values())
-    reason = f"restored state of step {step} differs between {groups}; step {step} is refused"
+    reason = f"restored state of step {step} differs between {between}; step {step} is refused"
     turn.say(reason)
+    if turn.incident.reading:
+        give_up(turn, step)
     turn.set_incident(refused=turn.incident.refused | {step})
     open_epoch(turn, reason)
     if not turn.over:
         turn.set(phase=Phase.PARKING)
+
+
+def on_restore_failed(turn: Turn, rank: Rank, body: protocol.RestoreFailed) -> None:
+    """A copy is damaged or cannot be fetched: look again at what there is.
+
+    A damaged copy was marked as such and will not be found again, and a node without ranks that
+    cannot be reached is not asked again for what others have. So the attempts of the incident are
+    not used up; but a step that fails for the second time is given up, and so is at once a durable
+    checkpoint, of which there is only one.
+    """
+    step = turn.incident.step if turn.state.incident is not None else None
+    if rank.stage is not Stage.RESTORING or body.epoch != turn.state.epoch or step is None:
+        return
+    failed = (*turn.incident.failed, step)
+    why = body.reason.removesuffix(".")
+    text = f"rank {rank.rank} could not restore step {step} ({why})"
+    turn.mark("restore failed", f"rank {rank.rank}, step {step}: {why}")
+    if turn.incident.reading:
+        give_up(turn, step)
+        text += f"; the checkpoint is given up and {next_text(turn.state)}"
+    elif failed.count(step) >= RESTORE_TRIES:
+        text += f"; step {step} is refused"
+        turn.set_incident(refused=turn.incident.refused | {step})
+    else:
+        text += "; trying again without that copy"
+    idle = set(turn.incident.sources.get(rank.rank, ())) - set(turn.state.seats)
+    turn.set_incident(failed=failed, doubted=turn.incident.doubted | idle)
+    turn.say(text)
+    open_epoch(turn, text, counted=False)
+    turn.set(phase=Phase.PARKING)
+
+
+def on_inventory(turn: Turn, name: str, epoch: int, copies: tuple[protocol.Copy, ...]) -> None:
+    """A node says which copies it has; an answer to an older question is of no use."""
+    node = turn.state.nodes[name]
+    if node.inventory_by is not None and epoch == turn.state.epoch:
+        turn.set_node(name, inventory_by=None, copies=copies)
+        advance(turn)
 
 
 def after_step(turn: Turn, rank: Rank) -> None:
@@ -240,21 +270,34 @@ def after_step(turn: Turn, rank: Rank) -> None:
 def close_if_continued(turn: Turn) -> None:
     """The incident is over when every rank is past the plan's step, or has no step left to run.
 
-    ``replayed_steps`` is the newest step that any rank had completed before, less the plan's step:
-    completed work done again. The interrupted step is not counted, it had not been completed.
+    ``replayed_steps`` is the newest step that every rank had completed before, less the plan's
+    step: completed work done again. The interrupted step is not counted, even if some ranks had
+    come to its end: all run it again.
     """
     incident = turn.state.incident
     if incident is None or not incident.resumed or incident.step is None:
         return
     step = incident.step
-    for rank in turn.state.ranks:
-        if rank.completed <= step and not rank.steps_ended and rank.stage is not Stage.ENDED:
-            return
+    if not turn.state.ranks.all_past(step):
+        return
     replayed = max(0, incident.newest - step)
     after_s = turn.at - incident.opened_at
+    verdict, with_fewer = verdict_of(turn)
+    since = "after all had stopped" if incident.planned else "after the first sign"
     text = (
-        f"continued from step {step} in {after_s:.1f} s after the first sign; "
+        f"{_continued(incident, step)}{with_fewer} in {after_s:.1f} s {since} "
+        f"({rung_text(incident.rung)}); "
         f"{plural(replayed, 'completed step')} run again"
     )
+    if incident.bare_s is not None:
+        text += f"; every rank had a replica again after {incident.bare_s:.1f} s"
     turn.say(text)
-    turn.close_incident("continued", text, replayed)
+    turn.close_incident(verdict, text, replayed)
+    advance(turn)
+
+
+def _continued(incident: Incident, step: int) -> str:
+    if incident.checkpoint is None:
+        return f"continued from step {step}"
+    text = f"restarted from the durable checkpoint of step {incident.checkpoint}"
+    return text if step == incident.checkpoint else f"{text} and continued from step {step}"

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from deadpool_launch.controller.losses import kill_as_lost
+from deadpool_launch.controller.budgets import back_in_use, worn_out
+from deadpool_launch.controller.checkpoints import still_valid
+from deadpool_launch.controller.ladder import Rung, note_rung
+from deadpool_launch.controller.losses import forget_processes, kill_as_lost, lose
 from deadpool_launch.controller.placement import choose_spare
+from deadpool_launch.controller.shrinking import idle_nodes, is_left_empty, make_fit
 from deadpool_launch.controller.states import (
     LIVE,
     AgentStage,
@@ -16,6 +20,7 @@ from deadpool_launch.controller.states import (
     Phase,
     Stage,
 )
+from deadpool_launch.controller.tables import RankTable
 from deadpool_launch.controller.turn import Turn, fresh_process
 from deadpool_launch.controller.wording import loss_text, plural, ranks_text
 from deadpool_launch.exits import ExitCode
@@ -23,6 +28,8 @@ from deadpool_launch.exits import ExitCode
 
 def choose_rung(turn: Turn) -> None:
     """Decide once, with all losses of the epoch known."""
+    if (worn := worn_out(turn)) is not None:
+        _clear_node(turn, worn)
     turn.set(gather_until=None)
     state = turn.state
     why = "; ".join(loss_text(loss) for loss in turn.incident.losses) or turn.incident.reason
@@ -45,69 +52,95 @@ def choose_rung(turn: Turn) -> None:
     live = [rank for rank in state.ranks if rank.stage in LIVE]
     holders = [rank for rank in live if rank.holds]
     stuck = [rank for rank in live if rank.stage is Stage.SCRIPT and not rank.replacement]
-    if holders and not stuck:
-        _repair_in_place(turn)
-    elif may_restart:
+    if may_restart and (stuck or not holders):
         start_anew(turn, why, _why_not_in_place([rank.rank for rank in stuck]))
-    elif holders:
-        # Work exists, and ranks that hold it can go on: those that cannot be unwound count as lost
-        # too.
+        return
+    if stuck:
+        # Work exists, in copies on the nodes: ranks that cannot be unwound count as lost too.
         kill_as_lost(
             turn,
             [rank.rank for rank in stuck],
             "cannot be unwound (not at a step, seen)",
-            "not at a step while others hold completed steps",
+            "not at a step while there are completed steps",
         )
-        _repair_in_place(turn)
-    else:
-        turn.finish(
-            ExitCode.STATE_LOST,
-            f"{why}; step {state.newest} was completed but no living rank holds a whole state, and "
-            "training never starts again from random weights",
-        )
+    repair_in_place(turn)
 
 
 def _why_not_in_place(stuck: list[int]) -> str:
     if stuck:
         return f"{ranks_text(stuck)} had not come to a first step and cannot be unwound"
-    return "no living rank holds a completed step"
+    return "no living rank has completed a step"
 
 
-def take_seats(turn: Turn) -> dict[str, str]:
-    """Give the place of every gone node to a spare; return old -> new. May end the job."""
+def _clear_node(turn: Turn, worn: Loss) -> None:
+    """End what runs on a node that is to have no ranks. Its agent stays, for the copies there."""
+    running = [rank for rank in worn.ranks if turn.state.ranks[rank].stage in LIVE]
+    turn.kill(running, "a spare takes the place of its node")
+    forget_processes(turn, worn.ranks)
+    lose(turn, [worn])
+    turn.set(
+        worn=(*turn.state.worn, worn.node),
+        wishes=tuple(wish for wish in turn.state.wishes if wish.node != worn.node),
+    )
+
+
+def take_seats(turn: Turn, not_shrunk: str = "") -> dict[str, str]:
+    """Give the place of every gone or worn node to a spare; return old -> new. May end the job.
+
+    ``not_shrunk``: why it does not go on with fewer ranks instead.
+    """
     taken: dict[str, str] = {}
     for seat, old in enumerate(turn.state.seats):
-        if turn.state.nodes[old].stage is not AgentStage.GONE:
+        if turn.state.nodes[old].stage is not AgentStage.GONE and old not in turn.state.worn:
             continue
-        spare = choose_spare(turn.state.free, turn.state.nodes)
+        if is_left_empty(turn.state, seat):
+            continue
+        state = turn.state
+        idle = next(iter(idle_nodes(state)), None)
+        spare = choose_spare(state.free, state.nodes) or idle or back_in_use(state)
         if spare is None:
-            turn.finish(ExitCode.NO_SPARE, _no_spare(turn, old))
+            turn.finish(ExitCode.NO_SPARE, _no_spare(turn, old, not_shrunk))
             return taken
+        seats = list(state.seats)
+        if spare in seats:
+            seats[seats.index(spare)] = old
+        seats[seat] = spare
         turn.set(
-            seats=(*turn.state.seats[:seat], spare, *turn.state.seats[seat + 1 :]),
+            seats=tuple(seats),
             free=tuple(name for name in turn.state.free if name != spare),
+            worn=tuple(name for name in turn.state.worn if name != spare),
         )
+        if spare in turn.state.drained:
+            left = {name: step for name, step in turn.state.drained.items() if name != spare}
+            turn.set(drained=left)
+            turn.say(f"{spare} is used again although it was drained: no spare is left")
         if turn.state.nodes[spare].stage is AgentStage.OFF:
             turn.start_agent(spare)
         taken[old] = spare
     return taken
 
 
-def _no_spare(turn: Turn, node: str) -> str:
+def _no_spare(turn: Turn, node: str, not_shrunk: str) -> str:
     """The verdict when nobody can take this node's place, with what to do next."""
     state = turn.state
     gone = f"{node} {state.nodes[node].gone}"
     then = "training then restarts from your own checkpoint"
-    if not state.config.spares:
+    held = state.config.spares or state.config.extras
+    if not held and not not_shrunk:
         return f"{gone}, no spare was held: submit again with --spares 1; {then}"
     lost = f" (lost so far: {', '.join(state.lost)})" if len(state.lost) > 1 else ""
+    if not_shrunk:
+        lost += f", and {not_shrunk}"
     return f"{gone}, no spare left{lost}: submit again with more --spares; {then}"
 
 
 def _say_placements(turn: Turn, taken: dict[str, str], losses: tuple[Loss, ...]) -> None:
     """One line for each of the losses: what happened, and where its ranks go."""
     epoch = turn.state.epoch
+    ranks_now = turn.state.ranks
     for loss in _together(losses):
+        if all(ranks_now[rank].aside for rank in loss.ranks):
+            continue  # told when they were set aside
         if loss.whole_node:
             spare = taken.get(loss.node, "a spare")
             seat = turn.state.seats.index(spare)
@@ -128,12 +161,25 @@ def _together(losses: tuple[Loss, ...]) -> list[Loss]:
     return list(merged.values())
 
 
-def _repair_in_place(turn: Turn) -> None:
-    """Survivors stay in their processes; lost ranks get new ones."""
-    taken = take_seats(turn)
+def repair_in_place(turn: Turn) -> None:
+    """Survivors stay in their processes; lost ranks get new ones, or are set aside."""
+    taken = take_seats(turn, make_fit(turn))
     if not turn.over:
+        note_rung(turn, _rung_of(turn, taken))
         _say_placements(turn, taken, turn.incident.losses)
         turn.set(phase=Phase.PARKING)
+
+
+def _rung_of(turn: Turn, taken: dict[str, str]) -> Rung:
+    """By who goes on: all, all but some processes, all but some nodes, or nobody."""
+    ranks = turn.state.present()
+    if turn.incident.shed:
+        return Rung.SHRINK
+    if turn.incident.anew or not any(rank.holds and rank.stage in LIVE for rank in ranks):
+        return Rung.WARM_RESTART
+    if taken:
+        return Rung.SWAP
+    return Rung.LOCAL_RESTART if any(rank.stage not in LIVE for rank in ranks) else Rung.RETRY
 
 
 def start_anew(turn: Turn, why: str, reason: str) -> None:
@@ -147,10 +193,13 @@ def start_anew(turn: Turn, why: str, reason: str) -> None:
             f"{why}; {reason}; the job's budget of {plural(limit, 'restart')} is used up",
         )
         return
+    turn.set_ranks(state.aside(), aside=False)
     taken = take_seats(turn)
     if turn.over:
         return
     _say_restart(turn, taken, reason)
+    note_rung(turn, Rung.DURABLE)
+    turn.set_incident(anew=False)
     turn.set(restarts=state.restarts + 1, phase=Phase.CLEARING)
     if not state.begun:
         return
@@ -164,16 +213,29 @@ def start_anew(turn: Turn, why: str, reason: str) -> None:
     )
     # What an earlier attempt computed must not mix with the next one: it may start elsewhere.
     turn.set(
-        ranks=tuple(
-            fresh_process(rank)
-            if rank.stage is Stage.ENDED
-            else replace(rank, completed=-1, own=(), digests=("", ""), died_in=None)
-            for rank in turn.state.ranks
+        ranks=RankTable(
+            fresh_process(rank) if rank.stage is Stage.ENDED else rank for rank in turn.state.ranks
         ),
         attempt=state.attempt + 1,
         begun=False,
         steps_over=False,
         newest=-1,
+        history=(*state.history, (turn.state.epoch, -1)),
+        checkpoints=still_valid(state.checkpoints, -1),
+        protecting=False,
+        holders={},
+        electors=(),
+        bare_since=None,
+        unprotected_step=-1,
+    )
+    turn.set_ranks(
+        range(len(state.ranks)),
+        completed=-1,
+        segments=None,
+        own_nbytes=0,
+        save_nbytes=0,
+        digests=(None, None),
+        died_in=None,
     )
 
 
@@ -208,6 +270,9 @@ def pending_seat_lost(turn: Turn, node: str, cause: str) -> None:
     """
     seat = turn.state.seats.index(node)
     ranks = ranks_text(turn.state.ranks_of_seat(seat))
-    taken = take_seats(turn)
-    if not turn.over:
-        turn.say(f"{node} {cause}; {taken[node]} takes {ranks}, epoch {turn.state.epoch}")
+    taken = take_seats(turn, make_fit(turn))
+    if turn.over:
+        return
+    note_rung(turn, Rung.SWAP if node in taken else Rung.SHRINK)
+    new = f"; {taken[node]} takes {ranks}, epoch {turn.state.epoch}" if node in taken else ""
+    turn.say(f"{node} {cause}{new}")

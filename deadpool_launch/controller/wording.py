@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from deadpool_launch.controller.states import Loss
 
 _ERROR_LENGTH = 120
+#: With more nodes than this only their number is told.
+_NAMED_NODES = 8
 #: Where an exception of C++ code was raised: a file and line in brackets, after the type if any.
 _PLACE = re.compile(r"^([\w.]+: )?\[[^\[\]\s]+:\d+\] *")
 #: An IPv4 address written as an IPv6 one.
@@ -73,6 +75,22 @@ def short_error(error: str) -> str:
 def seconds(duration_s: float) -> str:
     """A limit as it was configured: ``30 s``."""
     return f"{duration_s:g} s"
+
+
+def nodes_text(names: Iterable[str]) -> str:
+    """``n1, n2``, or how many they are if that would be long."""
+    names = tuple(names)
+    return ", ".join(names) if len(names) <= _NAMED_NODES else f"{len(names)} nodes"
+
+
+def size(nbytes: int) -> str:
+    """A number of bytes for people: ``512 KiB``, ``1.5 GiB``."""
+    value, unit = nbytes / 1024, "KiB"
+    for larger in ("MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
 
 
 def plural(count: int, word: str) -> str:

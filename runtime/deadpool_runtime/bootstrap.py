@@ -17,9 +17,10 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from deadpool_runtime import protocol
+from deadpool_runtime import context, protocol, stacks
+from deadpool_runtime.groups.progress import Recorder, record_path
 from deadpool_runtime.link import RankLink
 
 if TYPE_CHECKING:
@@ -31,10 +32,12 @@ _OURS = str(Path(__file__).parent) + os.sep
 
 
 def prepare() -> None:
-    """Load, in the parked process, what each rank needs before its script: the native shim."""
+    """Load, in the parked process, what each rank needs before its script: the native parts."""
     from deadpool_runtime.groups import native
+    from deadpool_runtime.replication import fused
 
     native.load()
+    fused.load()
 
 
 def rank_environment(request: ForkRequest, attempt: int, store: protocol.Address) -> dict[str, str]:
@@ -135,29 +138,48 @@ def _finish_exit_work() -> None:
             continue
 
 
+def _store_server(host: str) -> Any:
+    """A store that listens at the address by which this node is reached, and at no other one: it
+    knows no secret, and torch by itself would let it listen on every interface.
+    """
+    import torch.distributed as dist
+
+    family, kind, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind) as listening:
+        listening.bind(place)
+        port = listening.getsockname()[1]
+        return dist.TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
+
+
 def _set_up(request: ForkRequest, link: RankLink) -> object:
     """Meet the launcher, wait for its word to begin, and put the rank's context in place.
 
     Returns the store's server, which listens for as long as it is kept.
     """
-    import torch.distributed as dist
-
-    from deadpool_runtime import context
     from deadpool_runtime.control import Control
     from deadpool_runtime.groups.registry import GroupRegistry
 
-    registry = GroupRegistry()
+    arena = Path(request.arena)
+    stacks.answer_signal(stacks.stack_path(arena, request.rank, request.born))
+    recorder = Recorder(record_path(arena, request.rank, request.born))
+    registry = GroupRegistry(recorder)
     control = Control(link, registry)
     link.start(control.on_message)
     # Every rank's process hosts a store that costs one idle thread; each epoch uses that of a
     # living rank, so no single process's death can take the rendezvous with it.
-    server = dist.TCPStore(request.host, 0, is_master=True, wait_for_workers=False)
+    server = _store_server(request.host)
     link.send(protocol.RankUp(os.getpid(), server.port))
     begin = control.wait_begin()
     # A replacement builds without peers: its own store cannot die under the script's rendezvous.
     store = protocol.Address(request.host, server.port) if begin.replacement else begin.store
     os.environ.update(rank_environment(request, begin.attempt, store))
-    registry.install(detached=begin.replacement)
+    registry.install(detached=begin.replacement, epoch=begin.epoch)
     context.install_context(
         context.RankContext(
             rank=request.rank,
@@ -175,6 +197,11 @@ def _set_up(request: ForkRequest, link: RankLink) -> object:
             fault_step=request.fault_step,
             run_dir=request.run_dir,
             confirm_timeout_s=request.confirm_timeout_s,
+            job_id=request.job_id,
+            checkpoint_dir=request.checkpoint_dir,
+            checkpoint_every=request.checkpoint_every,
+            arena=request.arena,
+            recorder=recorder,
         )
     )
     return server
@@ -214,6 +241,7 @@ def run_rank(request: ForkRequest, channel: socket.socket) -> NoReturn:
     _finish_exit_work()
     # A process that the script forked may come here too; it ends, but the rank has not.
     if failed is None and os.getpid() == me:
+        context.script_ended()
         link.send(protocol.ScriptEnded())
     # Not through the interpreter's exit: a thread inside a TCPStore call would end it in
     # std::terminate.

@@ -6,14 +6,16 @@ or ``torchrun``, and there the runtime does nothing.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from deadpool_runtime.protocol import Address, FromRank
 
 if TYPE_CHECKING:
     from deadpool_runtime.control import Control
+    from deadpool_runtime.groups.progress import Recorder
     from deadpool_runtime.groups.registry import GroupRegistry
 
 
@@ -36,6 +38,8 @@ class RankContext:
     ``attempt``: how often the script was started anew for all ranks. ``store``: the rendezvous of
     ``epoch``. ``fault_step``: rehearsals only, the step at whose start the rank waits for a fault.
     ``confirm_timeout_s``: see ``protocol.JobSpec``.
+    ``arena``: directory of the node's arena. ``job_id``: names the job in durable checkpoints;
+    ``checkpoint_dir`` and ``checkpoint_every``: see ``protocol.JobSpec``.
     """
 
     rank: int
@@ -53,6 +57,14 @@ class RankContext:
     fault_step: int | None
     run_dir: str
     confirm_timeout_s: float
+    arena: str
+    job_id: str = ""
+    checkpoint_dir: str = ""
+    checkpoint_every: int = 0
+    #: Where the step that the script is in is written down for the agent.
+    recorder: Recorder | None = None
+    #: Called when the script has come to its end without an error, before the launcher is told.
+    at_end: list[Callable[[], None]] = field(default_factory=list)
 
 
 _current: RankContext | None = None
@@ -62,6 +74,16 @@ def install_context(context: RankContext) -> None:
     """Make ``context`` the process's own; called once, before the user's script."""
     global _current
     _current = context
+
+
+def script_ended() -> None:
+    """Do what is to be done at the end of a script that ended well, which it has whatever happens
+    in here."""
+    for finish in _current.at_end if _current is not None else ():
+        try:
+            finish()
+        except Exception:
+            traceback.print_exc()
 
 
 def current_context() -> RankContext | None:

@@ -1,31 +1,35 @@
 """Which batch comes next, and how to come back to it.
 
-A position is the epoch, how many batches of it were taken, and the random state with which the
-epoch's iterator was made. Coming back means: set that state, make the iterator, skip what was
-taken, set the random state from before the fetch, fetch. A ``DataLoader`` skips indices without
-loading anything; other loaders are skipped by ``next()``; loaders with ``state_dict`` and
+A position is the epoch, how many batches of it were taken, and the state with which the epoch's
+iterator was made: of the global random generators, and of what the loader and its samplers keep
+(``loader_state``). Coming back means: set that state, make the iterator, skip what was taken, set
+the random state from before the fetch, fetch. A ``DataLoader`` skips indices without loading
+anything (``skipping``); other loaders are skipped by ``next()``; loaders with ``state_dict`` and
 ``load_state_dict`` are asked to do it themselves.
 
 Survivors of a recovery do the same as a replacement: a batch that was handed out once may have
-been changed in ways nothing tells (``.data``, ``.numpy()``, ``.grad``), so none is given twice.
+been changed in ways nothing tells (``.data``, ``.numpy()``, ``.grad``), so none is given twice; of
+what the loader keeps the script gets a copy (``batch_parts``).
 
-Not covered: random augmentation inside ``DataLoader`` worker processes (their seeds and order are
-not part of the position), and samplers that draw from the global generators while they run.
+Whether a place was found again is checked: the position has a hash of the batch's indices, and one
+of the batch itself, unless it comes from worker processes. Random augmentation in those is not
+covered: their seeds and order are not part of the position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from deadpool_runtime import rng
+from deadpool_runtime.batch_parts import fingerprint, gives_new_batches, own_batch
 from deadpool_runtime.encoding import detached_copy
 from deadpool_runtime.errors import Misuse
+from deadpool_runtime.loader_state import LoaderState
+from deadpool_runtime.skipping import Order
 
 Position = dict[str, Any]
 
@@ -65,6 +69,9 @@ class Batches:
         self._max_steps = max_steps
         self._epochs = epochs
         self._remember = remember
+        self._kept = LoaderState(loader, only_generators=self._stateful) if remember else None
+        self._order = Order(loader)
+        self._all_new = gives_new_batches(loader)
         self._iterator: Iterator[Any] | None = None
         self._epoch = 0
         self._taken = 0
@@ -73,8 +80,13 @@ class Batches:
         self._newest_position: Position = {}
 
     def position(self) -> Position:
-        """The position of what was fetched last."""
-        return self._newest_position
+        """The position of what was fetched last, as it must be the same in two runs: without the
+        attributes of the loader, among which there may be times."""
+        start = self._newest_position.get("start", {})
+        return {
+            **self._newest_position,
+            "start": {key: value for key, value in start.items() if key != "kept"},
+        }
 
     def obtain(self, number: int, *, last: bool = False) -> Fetched:
         """Batch ``number``, which is the next one. ``last``: the script wants no more; the answer
@@ -82,6 +94,14 @@ class Batches:
         if number != self._newest + 1:
             raise Misuse(f"batch {number} was asked for after batch {self._newest}")
         return self._noted(self._fetch(number, last))
+
+    def position_after(self, theirs: Position) -> Position:
+        """A peer's position as this process's own loader can be brought to it: it goes as far, with
+        the random state and the samplers that this process has."""
+        assert self._kept is not None
+        start = {"rng": rng.capture(), "kept": self._kept.capture(), "reused": False}
+        own = {"start": start, "generators": self._kept.generators(), "order": "", "batch": ""}
+        return {**theirs, **own}
 
     def rewind(self, number: int, position: Position, before: rng.RngState) -> Fetched:
         """Go to batch ``number`` as ``position`` describes it, whatever was fetched so far."""
@@ -93,31 +113,65 @@ class Batches:
             return self._noted(Fetched(number, True, position, before))
         first = self._taken == 1
         rng.restore(self._start["rng"])
-        for generator, state in zip(self._generators(), self._start["generators"], strict=True):
-            generator.set_state(state)
+        if self._kept is not None:
+            self._kept.restore(self._start["kept"])
         self._set_epoch()
         if self._stateful:
             self._loader.load_state_dict(detached_copy(position["loader"]))  # type: ignore[attr-defined]
             self._iterator = iter(self._loader)
         else:
-            self._iterator = _open_at(
-                self._loader,
-                self._taken - 1,
-                partial(rng.restore, self._start["rng"]) if self._start["reused"] else None,
+            self._iterator = self._order.open_at(
+                self._taken - 1, self._restore_start if self._start["reused"] else None
             )
         if not first:
             rng.restore(before)
+            if self._kept is not None and not self._stateful:
+                self._kept.set_generators(position["generators"])
         try:
-            batch = next(self._iterator)
+            batch = self._next_batch()
         except StopIteration:
             raise Misuse(
                 f"The loader has fewer batches than when batch {self._taken} of epoch "
                 f"{self._epoch} was first read: it must give the same ones each time."
             ) from None
+        self._require_same(position, batch)
         return self._noted(Fetched(number, False, position, before, batch))
+
+    def _restore_start(self) -> None:
+        rng.restore(self._start["rng"])
+        if self._kept is not None:
+            self._kept.set_generators(self._start["kept"]["generators"])
+
+    def _next_batch(self) -> Any:
+        """The next batch; nothing here holds a reference to what the loader gave."""
+        assert self._iterator is not None
+        box = [next(self._iterator)]
+        return box[0] if self._all_new else own_batch(box)
+
+    def _require_same(self, position: Position, batch: Any) -> None:
+        """Raise ``Misuse`` if ``batch`` is not the one that the position was made of."""
+        where = f"batch {self._taken} of epoch {self._epoch}"
+        there, here = position["order"], self._order.digest(self._taken)
+        if there and here and there != here:
+            raise Misuse(
+                f"The loader's sampler gave other indices for {where} than when it was first "
+                f"asked, so a lost rank's data cannot be read again: let its order follow from the "
+                f"epoch and from generators and attributes of its own."
+            )
+        if position["batch"] and position["batch"] != self._fingerprint(batch):
+            raise Misuse(
+                f"The loader gave another {where} than when it was first read, so a lost rank's "
+                f"data cannot be read again: let it follow from the index, the global random "
+                f"generators, and generators that the loader or the dataset has."
+            )
+
+    def _fingerprint(self, batch: Any) -> str:
+        unknown = self._stateful or self._kept is None or self._kept.has_workers
+        return "" if unknown else fingerprint(batch)
 
     def _fetch(self, number: int, last: bool) -> Fetched:
         before = rng.capture() if self._remember else {}
+        generators = self._kept.generators() if self._kept is not None else {}
         loader_state = self._loader_state() if self._iterator is not None else None
         if last or (self._max_steps is not None and number > self._max_steps):
             return self._end(number, before)
@@ -129,7 +183,7 @@ class Batches:
                 self._open_epoch()
                 assert self._iterator is not None
             try:
-                batch = next(self._iterator)
+                batch = self._next_batch()
             except StopIteration:
                 if self._taken == 0:
                     raise Misuse("The loader given to job.steps has no batches.") from None
@@ -138,7 +192,13 @@ class Batches:
                 self._taken = 0
                 continue
             self._taken += 1
+            if self._kept is not None and self._taken == 1:
+                self._kept.require_unchanged()
             position = self._position(ended=False, loader=loader_state)
+            if self._remember:
+                position["generators"] = generators
+                position["order"] = self._order.digest(self._taken)
+                position["batch"] = self._fingerprint(batch)
             return Fetched(number, False, position, before, batch)
 
     def _end(self, number: int, before: rng.RngState) -> Fetched:
@@ -156,11 +216,11 @@ class Batches:
         if self._remember:
             self._start = {
                 "rng": rng.capture(),
-                "generators": [generator.get_state() for generator in self._generators()],
+                "kept": {} if self._kept is None else self._kept.capture(),
                 "reused": bool(reused),
             }
         self._taken = 0
-        self._iterator = iter(self._loader)
+        self._iterator = self._order.open() if self._remember else iter(self._loader)
 
     def _position(self, *, ended: bool, loader: Any) -> Position:
         return {
@@ -182,19 +242,6 @@ class Batches:
             if callable(set_epoch):
                 set_epoch(self._epoch)
 
-    def _generators(self) -> list[torch.Generator]:
-        """The generators that were given to the loader and its samplers, each once."""
-        batch_sampler = getattr(self._loader, "batch_sampler", None)
-        holders = (
-            self._loader,
-            getattr(self._loader, "sampler", None),
-            batch_sampler,
-            getattr(batch_sampler, "sampler", None),
-        )
-        found = [getattr(holder, "generator", None) for holder in holders]
-        unique = {id(item): item for item in found if isinstance(item, torch.Generator)}
-        return list(unique.values())
-
 
 def _require_repeatable(loader: Any, stateful: bool) -> None:
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
@@ -212,88 +259,3 @@ def _require_repeatable(loader: Any, stateful: bool) -> None:
             "job.steps cannot find its place again in a DataLoader over an IterableDataset: use a "
             "map-style dataset or a loader with state_dict and load_state_dict."
         )
-
-
-class _SkippingSampler:
-    """A sampler without its first ``skip`` entries, until ``skip`` is set to 0."""
-
-    def __init__(
-        self, inner: Iterable[Any], skip: int, before_first: Callable[[], None] | None
-    ) -> None:
-        self._inner = inner
-        self.skip = skip
-        self.before_first = before_first
-        #: The iterator made last; loaders with workers make two and use the second.
-        self.iterator: _SkippingIterator | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        self.iterator = _SkippingIterator(iter(self._inner), self.skip, self.before_first)
-        return self.iterator
-
-    def __len__(self) -> int:
-        return len(self._inner)  # type: ignore[arg-type]
-
-
-class _SkippingIterator:
-    """Skips on the first ``next`` or by ``advance``, whichever is first: samplers draw their seed
-    when they are first asked, and by then the loader has drawn its own."""
-
-    def __init__(
-        self, inner: Iterator[Any], skip: int, before_first: Callable[[], None] | None
-    ) -> None:
-        self._inner = inner
-        self._skip = skip
-        self._before_first = before_first
-        self._advanced = False
-
-    def advance(self) -> None:
-        if self._advanced:
-            return
-        self._advanced = True
-        if self._before_first is not None:
-            self._before_first()
-        for _ in range(self._skip):
-            next(self._inner, None)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        self.advance()
-        return next(self._inner)
-
-
-def _open_at(
-    loader: Iterable[Any], skip: int, before_first: Callable[[], None] | None
-) -> Iterator[Any]:
-    """An iterator over ``loader`` without its first ``skip`` batches.
-
-    ``before_first``: called just before the sampler is first asked, where the epoch reused the
-    worker processes of the one before. Then no seed for new workers had been drawn.
-    """
-    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
-        name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-        original = loader.__dict__[name]
-        sampler = _SkippingSampler(original, skip, before_first)
-        loader._iterator = None  # persistent workers hold batches that were asked for already
-        # Past DataLoader's own refusal to exchange samplers: it guards users, and this is undone.
-        loader.__dict__[name] = sampler
-        try:
-            iterator: Iterator[Any] = iter(loader)
-        finally:
-            loader.__dict__[name] = original
-            # An iterator with persistent workers keeps the sampler for its later epochs.
-            sampler.skip, sampler.before_first = 0, None
-        if skip and sampler.iterator is not None:
-            sampler.iterator.advance()
-        return iterator
-    iterator = iter(loader)
-    for taken in range(skip):
-        try:
-            next(iterator)
-        except StopIteration:
-            raise Misuse(
-                f"The loader has only {taken} batches now, but gave more before: it must give the "
-                f"same ones each time."
-            ) from None
-    return iterator

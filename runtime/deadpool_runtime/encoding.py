@@ -65,6 +65,35 @@ def detached_copy(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
+@torch.no_grad()
+def fill(present: Any, value: Any) -> bool:
+    """Give a container or tensor that is there the value, and keep it and the tensors in it; false
+    if it is of another kind."""
+    if type(present) is not type(value):
+        return False
+    if isinstance(present, torch.Tensor):
+        if (present.shape, present.dtype) != (value.shape, value.dtype) or present.is_inference():
+            return False
+        present.copy_(value)
+        return True
+    if type(present) is list:
+        kept = [
+            old if fill(old, new) else detached_copy(new)
+            for old, new in zip(present, value, strict=False)
+        ]
+        present[:] = [*kept, *map(detached_copy, value[len(kept) :])]
+        return True
+    if type(present) is dict:
+        kept_by_key = {
+            key: present[key] if key in present and fill(present[key], new) else detached_copy(new)
+            for key, new in value.items()
+        }
+        present.clear()
+        present.update(kept_by_key)
+        return True
+    return False
+
+
 def _odd_one(value: Any) -> str:
     """Where in ``value`` the first thing lies that does not survive, and its type."""
     if isinstance(value, Mapping):

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from deadpool_runtime.errors import Misuse
+from deadpool_runtime.user_state import put_back
 
 
 class Step:
@@ -66,7 +67,8 @@ class Job(ABC):
     def state(self) -> dict[str, Any]:
         """Plain values of the script's own (numbers, text, bytes, tensors, lists, tuples, dicts).
 
-        They belong to this rank, are saved with every step, and roll back with it.
+        They belong to this rank, are saved with every step, and roll back with it: the lists,
+        dicts and tensors in it stay the same objects then.
         """
         return self._state
 
@@ -74,10 +76,28 @@ class Job(ABC):
     def state(self, values: dict[str, Any]) -> None:
         self._set_state(dict(values))
 
+    @property
+    @abstractmethod
+    def world_size(self) -> int:
+        """How many ranks take part in the present step. Smaller than at the start while ranks are
+        set aside because no spare was left for them."""
+
+    @property
+    def stopping(self) -> bool:
+        """The job is stopped at the end of this step, before its time limit: the same on every
+        rank from the beginning of its last step on. Save a checkpoint of your own behind the body
+        then; the process ends when the next step is asked for.
+        """
+        return False
+
     def _set_state(self, values: dict[str, Any]) -> None:
         # The same dict stays: the script may have a name for it.
         self._state.clear()
         self._state.update(values)
+
+    def _put_state_back(self, saved: dict[str, Any]) -> None:
+        """Make ``state`` what it was; the script's names for what is in it stay true."""
+        put_back(self._state, saved)
 
     @abstractmethod
     def steps(

@@ -8,12 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch.distributed as dist
+
 from deadpool_runtime.data import Batches
 from deadpool_runtime.job import Job, Step
 
 
 class OfflineJob(Job):
     """A job that nobody watches."""
+
+    @property
+    def world_size(self) -> int:
+        """See ``Job.world_size``."""
+        return dist.get_world_size() if dist.is_initialized() else 1
 
     def steps(
         self, loader: Iterable[Any], *, max_steps: int | None = None, epochs: int | None = None

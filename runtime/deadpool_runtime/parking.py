@@ -12,18 +12,23 @@ import signal
 import msgspec
 
 PR_SET_PDEATHSIG = 1
+PR_SET_TIMERSLACK = 29
 PR_SET_CHILD_SUBREAPER = 36
 #: Largest request; a request is one packet on a SOCK_SEQPACKET pair.
 MAX_REQUEST_NBYTES = 128 << 10
 
 
 class ForkRequest(msgspec.Struct, frozen=True, tag=True):
-    """Agent to parked process, with the rank's end of its socket pair attached."""
+    """Agent to parked process, with the rank's end of its socket pair attached.
+
+    ``arena``: the directory of the node's arena, where the rank keeps the copies of its state.
+    """
 
     rank: int
     local_rank: int
     born: int
     host: str
+    arena: str
     run_dir: str
     log_path: str
     script: str
@@ -37,6 +42,8 @@ class ForkRequest(msgspec.Struct, frozen=True, tag=True):
     fault_step: int | None
     confirm_timeout_s: float
     agent_pid: int
+    checkpoint_dir: str = ""
+    checkpoint_every: int = 0
 
 
 class Warm(msgspec.Struct, frozen=True, tag=True):

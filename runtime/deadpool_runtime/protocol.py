@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 #: Grows when messages change in a way that an older peer would misread.
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 4
 #: Largest frame accepted, in bytes. A longer announcement is an error, not an allocation.
 MAX_FRAME_NBYTES: Final = 256 << 20
 _LENGTH: Final = struct.Struct("!I")
@@ -72,31 +72,71 @@ class Revoke(Message, frozen=True):
     epoch: int
 
 
+class Holder(msgspec.Struct, frozen=True):
+    """Where a rank's replica goes: the replicator of another node.
+
+    ``segments``: the names of the segments that are to be sent (see ``replication.naming``); the
+    own part always is. ``deputy``: the replicator of a third node, which gets the own part alone;
+    it is small, so that two nodes may be lost at once while all else is with other ranks.
+    """
+
+    node: str
+    address: Address
+    segments: list[tuple[int, ...]]
+    deputy: Address | None = None
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A part of a state that a rank fetches from the replicator at ``source``.
+
+    It takes the copy that is kept there of ``rank``: a replica of it if ``replica``, else the slot
+    in which that rank itself left its state. ``segments``: the names of those to take.
+    ``base``: take the manifest and the own part too; exactly one piece of a plan is the base, and
+    it comes first. ``adopted``: a base that is a peer's copy, for a rank that was set aside and has
+    none of its own.
+    """
+
+    source: Address
+    rank: int
+    replica: bool
+    segments: list[tuple[int, ...]]
+    base: bool
+    adopted: bool = False
+
+
+class Protect(Message, frozen=True):
+    """Every rank came to its first step and there is room for all copies: begin to train.
+
+    ``holder``: None if no other node can hold this rank's replica.
+    """
+
+    epoch: int
+    holder: Holder | None
+
+
 class Plan(Message, frozen=True):
     """How this rank gets from parked to running in ``epoch``.
 
     Rebuild every group through ``store``, bring the state of ``step`` back, report ``Restored``.
-    ``sources`` maps each rank that has no state of ``step`` to the healthy rank that sends it the
-    replicated part. ``own`` is this rank's own part (``StepDone.own``) when it is in ``sources``.
+    ``pieces``: what to fetch first; empty for a rank whose node has its whole state. ``holder``:
+    where its replica goes from now on. ``checkpoint``: unless empty, the directory of the durable
+    checkpoint of ``step`` to take the state from; there are no pieces then. ``aside``: the ranks
+    that take no part until a later plan; the groups are smaller by them.
     """
 
     epoch: int
     step: int
     store: Address
-    sources: dict[int, int]
-    own: bytes
+    pieces: list[Piece]
+    holder: Holder | None
+    checkpoint: str = ""
+    aside: list[int] = []
 
 
 class Resume(Message, frozen=True):
     """Every rank restored the same state: go on with the step after the plan's."""
 
     epoch: int
-
-
-class Confirmed(Message, frozen=True):
-    """This rank's own part of ``step`` is kept outside the node."""
-
-    step: int
 
 
 class RaiseIt(Message, frozen=True):
@@ -111,7 +151,38 @@ class AllEnded(Message, frozen=True):
     """Every rank came to the end of its steps; leave ``job.steps``."""
 
 
-ToRank = Begin | Revoke | Plan | Resume | Confirmed | RaiseIt | AllEnded
+class Hold(Message, frozen=True):
+    """Begin no further step for now; answered by ``Holding`` at once, from any place in the steps.
+
+    ``number`` tells one such request from the next.
+    """
+
+    epoch: int
+    number: int
+
+
+class HoldAfter(Message, frozen=True):
+    """Every rank has answered ``Hold``: go on to the end of ``step`` and wait there.
+
+    ``last``: the job is stopped there, so ``job.stopping`` is true from the beginning of that step.
+    ``save``: the state after it is to go into a durable checkpoint.
+    """
+
+    epoch: int
+    number: int
+    step: int
+    last: bool = False
+    save: bool = False
+
+
+class GoOn(Message, frozen=True):
+    """What ``Hold`` asked for is no longer wanted."""
+
+    epoch: int
+    number: int
+
+
+ToRank = Begin | Revoke | Protect | Plan | Resume | RaiseIt | AllEnded | Hold | HoldAfter | GoOn
 
 
 # ---------------------------------------------------------------- rank -> launcher
@@ -124,42 +195,90 @@ class RankUp(Message, frozen=True):
     store_port: int
 
 
+class SegmentSize(msgspec.Struct, frozen=True):
+    """A segment of the state: its name (see ``replication.naming``), and how large it will be once
+    the optimizers have made their state.
+    """
+
+    ranks: tuple[int, ...]
+    nbytes: int
+
+
+class SegmentDigest(msgspec.Struct, frozen=True):
+    """What the bytes of the segment with this name were; the same on all its ranks if they
+    agree.
+    """
+
+    ranks: tuple[int, ...]
+    digest: str
+
+
 class Attached(Message, frozen=True):
     """The script called ``attach`` and reached its first step; from here on the rank can be
-    unwound.
+    unwound. It waits for ``Protect``.
+
+    ``segments`` and ``own_nbytes``: the size of one copy of its state. ``save_nbytes``: host memory
+    that writing its part of a durable checkpoint takes besides; 0 if none is written. ``replica``:
+    the ranks that keep one whole model together with this one, itself included; the job can go on
+    without them while others do the same. ``fixed``: why it cannot; empty if it can.
     """
 
     layout: str
+    segments: list[SegmentSize]
+    own_nbytes: int
+    save_nbytes: int = 0
+    replica: list[int] = []
+    fixed: str = ""
 
 
 class StepDone(Message, frozen=True):
     """State ``step`` is complete in this process.
 
-    ``own``: the part that no peer holds (RNG, data position, user's state), opaque to the launcher.
-    ``digest``: xxh3 of the replicated state, only for steps 0 and 1, else empty.
     ``duration_s``: wall time of the step's body; ``blocked_s``: of it, time the runtime held the
-    training thread back. ``loss``: what the script reported, if anything.
+    training thread back. ``loss``: what the script reported, if anything. ``unprotected``: how
+    many steps of this process went on without a confirmed replica of the step before.
     """
 
     epoch: int
     step: int
-    own: bytes
-    digest: str
     duration_s: float
     blocked_s: float
     loss: float | None
+    unprotected: int
+
+
+class Snapshotted(Message, frozen=True):
+    """The copy of state ``step`` is sealed in the arena. Sent for steps 0 and 1 only."""
+
+    epoch: int
+    step: int
+    segments: list[SegmentDigest]
+
+
+class Protected(Message, frozen=True):
+    """The first replica of this epoch is confirmed: the rank may be lost again."""
+
+    epoch: int
+    step: int
+
+
+class Saved(Message, frozen=True):
+    """This rank's part of the durable checkpoint of ``step`` is on disk."""
+
+    epoch: int
+    step: int
+    nbytes: int
+    duration_s: float
 
 
 class Parked(Message, frozen=True):
     """The training thread is unwound and waits for a ``Plan`` of ``epoch``.
 
-    ``slots``: the steps whose whole state this process holds, ascending; empty for a new process.
-    ``aborted_s``: seconds from the receipt of ``Revoke`` until the collectives were broken (0 if
-    none).
+    Whatever it was copying is sealed or given up. ``aborted_s``: seconds from the receipt of
+    ``Revoke`` until the collectives were broken (0 if none).
     """
 
     epoch: int
-    slots: list[int]
     aborted_s: float
 
 
@@ -170,12 +289,33 @@ class GroupsRebuilt(Message, frozen=True):
     groups: int
 
 
+class NotConnected(Message, frozen=True):
+    """The groups of ``epoch`` could not be connected here, for ``reason``; the rank waits for the
+    next epoch.
+    """
+
+    epoch: int
+    reason: str
+
+
 class Restored(Message, frozen=True):
-    """The state of ``step`` is in place; ``digest`` is the xxh3 of its replicated part."""
+    """The state of ``step`` is in place; ``segments`` says what was restored."""
 
     epoch: int
     step: int
-    digest: str
+    segments: list[SegmentDigest]
+
+
+class RestoreFailed(Message, frozen=True):
+    """The plan of ``epoch`` cannot be carried out here: a copy is damaged or could not be fetched.
+
+    Damaged copies are marked as such and will not be in the next inventory. The rank waits for
+    the next epoch.
+    """
+
+    epoch: int
+    step: int
+    reason: str
 
 
 class StepRaised(Message, frozen=True):
@@ -190,6 +330,24 @@ class StepsEnded(Message, frozen=True):
     """The last step is complete; the rank waits for ``AllEnded`` (or a ``Revoke``)."""
 
     epoch: int
+    step: int
+
+
+class Holding(Message, frozen=True):
+    """Answer to ``Hold``: ``step`` is the newest step that this rank has begun; it begins no later
+    one before it is told more.
+    """
+
+    epoch: int
+    number: int
+    step: int
+
+
+class AtBoundary(Message, frozen=True):
+    """The rank has completed the step of ``HoldAfter`` and waits; its script does nothing."""
+
+    epoch: int
+    number: int
     step: int
 
 
@@ -232,11 +390,18 @@ FromRank = (
     RankUp
     | Attached
     | StepDone
+    | Snapshotted
+    | Protected
+    | Saved
     | Parked
     | GroupsRebuilt
+    | NotConnected
     | Restored
+    | RestoreFailed
     | StepRaised
     | StepsEnded
+    | Holding
+    | AtBoundary
     | ScriptFailed
     | ScriptEnded
     | FaultPoint
@@ -248,6 +413,13 @@ FromRank = (
 # ---------------------------------------------------------------- launcher -> agent
 
 
+class AdmissionCheck(msgspec.Struct, frozen=True):
+    """A shell command that ends well, within ``timeout_s``, on a node that is fit for ranks."""
+
+    command: str
+    timeout_s: float
+
+
 class JobSpec(Message, frozen=True):
     """First message to an agent: what does not change while the job lives.
 
@@ -256,7 +428,11 @@ class JobSpec(Message, frozen=True):
     than it takes to notice a lost node, else its peers run ahead of the last step that is whole.
     ``stop_grace_s``: time between SIGTERM and SIGKILL. ``env``: added to every rank's environment.
     ``fault_steps``: rehearsals only, rank -> step at whose start it reports ``FaultPoint`` and
-    waits.
+    waits. ``checkpoint_dir``: where durable checkpoints go, after every ``checkpoint_every`` steps;
+    empty for none. ``launcher_grace_s``: how long an agent without a launcher waits for another.
+    ``collective_timeout_s``: the longest that a step may take. ``admission``: what a node must pass
+    before it takes the ranks of another one. ``pace_s``: how often an agent tells how fast its
+    ranks go; 0 for never. ``device_s``: the same for asking how the GPUs are.
     """
 
     job_id: str
@@ -272,6 +448,27 @@ class JobSpec(Message, frozen=True):
     stop_grace_s: float
     record_final_state: bool
     fault_steps: dict[int, int]
+    checkpoint_dir: str = ""
+    checkpoint_every: int = 0
+    launcher_grace_s: float = 60.0
+    admission: list[AdmissionCheck] = []
+    collective_timeout_s: float = 600.0
+    pace_s: float = 0.0
+    device_s: float = 0.0
+
+
+class TakeStandings(Message, frozen=True):
+    """Say what every rank of this node is doing; answered by ``Standings`` with this number."""
+
+    number: int
+
+
+class TakeStacks(Message, frozen=True):
+    """Have the stacks of these ranks' threads written into the run directory, before anything that
+    is told later is done; ``StackNotTaken`` says for which that failed.
+    """
+
+    ranks: list[int]
 
 
 class StartRanks(Message, frozen=True):
@@ -297,21 +494,159 @@ class TellRanks(Message, frozen=True):
     body: ToRank
 
 
+class TakeInventory(Message, frozen=True):
+    """Let no copy of an older epoch be written any more, then report the copies on this node."""
+
+    epoch: int
+
+
+class TryPaths(Message, frozen=True):
+    """Find out which of these nodes can be reached, by calling their replicators, each for at most
+    ``timeout_s``; answered by ``PathsTried`` with this number.
+    """
+
+    number: int
+    peers: dict[str, Address]
+    timeout_s: float
+
+
 class StopAgent(Message, frozen=True):
     """End every rank (SIGTERM, grace, SIGKILL), clean up, then leave."""
 
     reason: str
 
 
-ToAgent = JobSpec | StartRanks | KillRanks | TellRanks | StopAgent
+ToAgent = (
+    StartRanks
+    | KillRanks
+    | TellRanks
+    | TakeInventory
+    | TakeStandings
+    | TakeStacks
+    | TryPaths
+    | StopAgent
+)
+
+
+class Welcome(Message, frozen=True):
+    """Answer to ``AgentHello``; nothing else goes to the agent before it.
+
+    ``term``: the launcher's incarnation; an agent refuses a lower one than it has seen. ``heard``:
+    number of the agent's newest ``Report`` that is in the launcher's log; the later ones are sent
+    again. ``spec``: None for an agent that has it already.
+    """
+
+    term: int
+    heard: int
+    spec: JobSpec | None
+
+
+class Refused(Message, frozen=True):
+    """Answer to ``AgentHello``: this agent takes no part in the job; it ends its ranks."""
+
+    reason: str
+
+
+class Order(Message, frozen=True):
+    """A message to the agent. Numbers go up by one, over all terms: one that was not received
+    before a launcher ended is sent again by the next, and none is obeyed twice. ``index``: the
+    newest part of the log when it was decided upon.
+    """
+
+    term: int
+    number: int
+    body: ToAgent
+    index: int = 0
+
+
+class Heard(Message, frozen=True):
+    """The agent's reports up to ``number`` are in the launcher's log and need not be kept.
+    ``index``: the newest part of the log then.
+    """
+
+    number: int
+    index: int = 0
+
+
+class Ping(Message, frozen=True):
+    """Answer with ``Pong``: the launcher asks whether it still leads the job."""
+
+    number: int
+    index: int
+
+
+class LogPart(Message, frozen=True):
+    """A part of the launcher's log, for a node that keeps a copy; answered by ``LogKept``.
+
+    ``fresh``: it takes the place of all before. ``slot``: the node's number among all nodes of the
+    job. ``voters``: the nodes whose agents decide who leads, from this part on; None if they are
+    the same. ``host``: the launcher's own node; empty if it is none of the job's.
+    """
+
+    index: int
+    fresh: bool
+    data: bytes
+    slot: int
+    voters: list[str] | None = None
+    host: str = ""
+
+
+class Successors(Message, frozen=True):
+    """Where to ask for a launcher when this one has been silent for ``silent_s``, in this order."""
+
+    addresses: list[Address]
+    silent_s: float
+
+
+# The next three come from an agent that keeps the launcher's log, as answers to ``AgentHello``.
+
+
+class Claim(Message, frozen=True):
+    """Obey no launcher below ``term`` any more, if this copy of the log, which goes to ``mark``,
+    has everything that this agent was told; answered by ``Granted``.
+    """
+
+    term: int
+    mark: tuple[int, int]
+
+
+class LauncherAt(Message, frozen=True):
+    """The launcher is there now."""
+
+    address: Address
+
+
+class NoLauncher(Message, frozen=True):
+    """There is no launcher to be had here; ``reason`` for people."""
+
+    reason: str
+
+
+FromLauncher = (
+    Welcome
+    | Refused
+    | Order
+    | Heard
+    | Ping
+    | LogPart
+    | Successors
+    | Claim
+    | LauncherAt
+    | NoLauncher
+)
 
 
 # ---------------------------------------------------------------- agent -> launcher
 
 
 class AgentHello(Message, frozen=True):
-    """First message of an agent. ``host``: the address at which its ranks' servers can be
-    reached.
+    """First message of an agent on each of its connections. ``host``: the address at which its
+    ranks' servers can be reached.
+
+    ``term``: the highest one that it has seen; 0 if it has not been welcomed yet. ``heard``: number
+    of the newest order that it has received. ``ranks``: rank and birth of every process of a rank
+    that lives there. ``seen``: how far the launcher's log was, by term and part, when something
+    was decided that the agent was told. ``born``: the how manieth agent of its node it is.
     """
 
     node: str
@@ -319,18 +654,61 @@ class AgentHello(Message, frozen=True):
     pid: int
     version: str
     protocol: int
+    term: int = 0
+    heard: int = 0
+    ranks: list[tuple[int, int]] = []
+    seen: tuple[int, int] = (0, 0)
+    born: int = 1
 
 
 class AgentReady(Message, frozen=True):
-    """The parked process has the interpreter up and torch imported; ranks can start at once."""
+    """Ranks can start at once: the parked process has torch imported, the replicator listens.
+
+    ``memory_nbytes``: how much more host memory copies may take on this node, the smaller of what
+    is free in /dev/shm and what the job's memory limit leaves; ``memory_limit``: which of the two
+    that is, in words.
+    """
 
     warm_s: float
+    replicator: Address
+    memory_nbytes: int
+    memory_limit: str
+
+
+class ReplicatorUp(Message, frozen=True):
+    """The replicator ended and a new one listens elsewhere; the copies are as they were."""
+
+    replicator: Address
+    reason: str
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """A sealed copy of the state of ``rank`` after ``step``, made in ``epoch``.
+
+    ``replica``: kept for another node's rank. ``segments``: the names of those it has.
+    ``missing``: of those that belong to the state but are not in this copy.
+    """
+
+    rank: int
+    step: int
+    epoch: int
+    replica: bool
+    segments: list[tuple[int, ...]]
+    missing: list[tuple[int, ...]]
+
+
+class Inventory(Message, frozen=True):
+    """Answer to ``TakeInventory``: every sealed copy on this node."""
+
+    epoch: int
+    copies: list[Copy]
 
 
 class Heartbeat(Message, frozen=True):
-    """The agent's event loop runs."""
+    """The agent's event loop runs, and it has received the orders up to number ``heard``."""
 
     sequence: int
+    heard: int
 
 
 class RankSaid(Message, frozen=True):
@@ -358,6 +736,90 @@ class RankStopped(Message, frozen=True):
     for_s: float
 
 
+class GroupStanding(msgspec.Struct, frozen=True):
+    """What a rank does in one of its process groups, in which its peers count as it does.
+
+    ``entered``: collectives begun in this epoch. ``waits``: ``number`` is under way, and has been
+    for ``wait_s``; else it is the newest, and complete. ``peer_op``: the operation by which a
+    single message is waited for, for ``peer_s``; empty if none is.
+    """
+
+    name: str
+    entered: int
+    number: int
+    waits: bool
+    op: str
+    wait_s: float
+    peer_op: str = ""
+    peer_s: float = 0.0
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What a rank is doing: it has been in ``step`` for ``step_s``."""
+
+    rank: int
+    born: int
+    epoch: int
+    step: int
+    step_s: float
+    groups: list[GroupStanding]
+
+
+class Standings(Message, frozen=True):
+    """Ranks of this node that have been in one step for a large part of the deadline, unless they
+    were told of and nothing changed; with ``asked``, the answer to that question: every rank that
+    is in a step. ``moved``: rank and birth of those that were told of and have gone on.
+    """
+
+    standings: list[Standing]
+    moved: list[tuple[int, int]]
+    asked: int = 0
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """How fast a rank goes: the medians of its ``steps`` newest steps, in seconds. ``own_s``:
+    without the time in which it waited for others in collectives or was held up by the runtime;
+    ``low_s``: the quarter of them that took the least took no longer than this.
+    """
+
+    rank: int
+    born: int
+    epoch: int
+    steps: int
+    own_s: float
+    low_s: float
+    step_s: float
+
+
+class Paces(Message, frozen=True):
+    """How fast the ranks of this node go, now and then, each by its steps since it was last told
+    of.
+    """
+
+    paces: list[Pace]
+
+
+class DeviceLines(Message, frozen=True):
+    """What the kernel's log or the GPUs' library says of the GPUs of this node; only news."""
+
+    lines: list[str]
+
+
+class StackNotTaken(Message, frozen=True):
+    """The stacks of this rank's process could not be had."""
+
+    rank: int
+    born: int
+    reason: str
+
+
+class PathsTried(Message, frozen=True):
+    """Answer to ``TryPaths``: the nodes that could not be reached."""
+
+    number: int
+    unreached: list[str]
+
+
 class AgentFailed(Message, frozen=True):
     """The agent cannot serve (the parked process did not come up, run directory not writable …)."""
 
@@ -370,16 +832,108 @@ class AgentLeaving(Message, frozen=True):
     leftovers: list[str]
 
 
+class StepsUntold(Message, frozen=True):
+    """So many reports of completed steps were given up, each for a later one of the same rank:
+    the agent had no launcher to tell them to, and no more room.
+    """
+
+    count: int
+
+
 FromAgent = (
-    AgentHello
-    | AgentReady
-    | Heartbeat
+    AgentReady
+    | ReplicatorUp
+    | Inventory
     | RankSaid
     | RankExited
     | RankStopped
+    | StepsUntold
+    | Standings
+    | Paces
+    | DeviceLines
+    | StackNotTaken
+    | PathsTried
     | AgentFailed
     | AgentLeaving
 )
+
+
+class Report(Message, frozen=True):
+    """A message of the agent. Numbers go up, over all terms; one that no launcher has in its log
+    is sent again to the next.
+    """
+
+    number: int
+    body: FromAgent
+
+
+class Pong(Message, frozen=True):
+    """Answer to ``Ping``: the agent obeys this launcher."""
+
+    number: int
+
+
+class LogKept(Message, frozen=True):
+    """This node has the parts of the log up to ``index``. ``address``: where agents find it if
+    they lose their launcher.
+    """
+
+    index: int
+    address: Address
+
+
+class Granted(Message, frozen=True):
+    """Answer to ``Claim``."""
+
+    term: int
+
+
+# ---------------------------------------------------------------- operator -> launcher
+
+
+class DrainNode(Message, frozen=True):
+    """Take ``node`` out of the job; ``reason``: why, in the operator's words, or nothing."""
+
+    node: str
+    reason: str
+
+
+#: What an operator may ask. Each has one answer.
+Question = DrainNode
+
+
+class Request(Message, frozen=True):
+    """First and only message of an operator's connection; answered by ``Reply``."""
+
+    protocol: int
+    body: Question
+
+
+class Done(Message, frozen=True):
+    """It is done, or has begun; ``text`` is a sentence."""
+
+    text: str
+
+
+class Denied(Message, frozen=True):
+    """It cannot be done; ``text`` says why. ``mistaken``: what was asked for makes no sense for
+    this job (a node that it does not have).
+    """
+
+    text: str
+    mistaken: bool = False
+
+
+Answer = Done | Denied
+
+
+class Reply(Message, frozen=True):
+    """The answer to a ``Request``; the connection ends with it."""
+
+    body: Answer
+
+
+ToLauncher = AgentHello | Heartbeat | Report | Pong | LogKept | Granted | Request
 
 
 # ---------------------------------------------------------------- codec and frames
@@ -399,7 +953,7 @@ class Codec:
         """The message in ``body`` (without its length prefix)."""
         try:
             return self._decoder.decode(body)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ProtocolError(f"not a message of this protocol: {error}") from error
 
 

@@ -1,35 +1,33 @@
 """From a revoked epoch back to a running step, in the training thread.
 
-    park -> plan -> rebuild the groups -> fetch the state -> restore -> resume
+    park -> plan -> rebuild the groups -> fetch what is missing -> restore -> resume
 
 Each arrow may be cut by another loss, which shows as a newer epoch or as an exception from torch
 that a newer epoch explains a moment later. Then everything starts again at *park*. That is safe
-because nothing up to *resume* changes a sealed slot, and restoring twice is restoring.
+because nothing up to *resume* changes a whole copy, and restoring twice is restoring.
 """
 
 from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
-from torch import nn
 
 from deadpool_runtime import protocol
 from deadpool_runtime.context import RankContext
 from deadpool_runtime.control import Superseded
 from deadpool_runtime.encoding import decode
 from deadpool_runtime.errors import CorruptState, Misuse, UnsupportedState
-from deadpool_runtime.groups import engines
+from deadpool_runtime.groups.engines import Engines
+from deadpool_runtime.later import encode_own
+from deadpool_runtime.replication.loaded import CopyUnusable
+from deadpool_runtime.replication.snapshots import Snapshots
 from deadpool_runtime.state import TrainingState
-from deadpool_runtime.transfer import open_receiver, open_sender, receive_slot, send_slot
 
 #: How long an exception in here may stay unexplained by a newer epoch.
 EXPLAIN_TIMEOUT_S = 60.0
@@ -40,11 +38,13 @@ STORE_TRY_TIMEOUT = timedelta(seconds=2)
 
 @dataclass(frozen=True)
 class Recovered:
-    """Where training goes on: after ``step``, in ``epoch``. ``own`` is the decoded own part."""
+    """Where training goes on: after ``step``, in ``epoch``. ``own`` is the decoded own part;
+    ``aside`` are the ranks that take no part."""
 
     epoch: int
     step: int
     own: dict[str, Any]
+    aside: frozenset[int] = frozenset()
 
 
 class Recovery:
@@ -54,14 +54,17 @@ class Recovery:
         self,
         context: RankContext,
         state: TrainingState,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
+        snapshots: Snapshots,
+        engines: Engines,
+        adopt: Callable[[dict[str, Any]], dict[str, Any]],
     ) -> None:
         self._context = context
         self._control = context.control
         self._state = state
-        self._models = list(models)
-        self._optimizers = list(optimizers)
+        self._snapshots = snapshots
+        self._engines = engines
+        #: Makes this rank's own part of that of a peer, whose copy it took over.
+        self._adopt = adopt
         # Groups the script makes later meet in it, so it must outlive the recovery.
         self._store: dist.Store | None = None
 
@@ -83,26 +86,59 @@ class Recovery:
 
     def _attempt(self, epoch: int) -> Recovered:
         link, registry = self._context.link, self._context.registry
-        engines.reset_engines(self._models, self._optimizers)
-        link.send(protocol.Parked(epoch, self._state.sealed(), self._control.aborted_s))
+        self._engines.reset()
+        self._snapshots.settle()
+        link.send(protocol.Parked(epoch, self._control.aborted_s))
         plan = self._control.wait_plan(epoch)
-        self._store = self._open_store(plan)
-        registry.rebuild(epoch, self._store)
+        self._snapshots.may_save = not plan.aside
+        try:
+            self._store = self._open_store(plan)
+            registry.rebuild(epoch, self._store, aside=plan.aside)
+        except RuntimeError as error:
+            self._not_connected(epoch, error)
         link.send(protocol.GroupsRebuilt(epoch, len(registry.groups)))
-        self._exchange(plan, self._store)
-        own: dict[str, Any] = decode(self._state.slot_of(plan.step).own)
-        if own["sample"] != self._state.sample(plan.step):
-            raise Misuse(
-                f"The parameters of rank {self._context.rank} were not those of its peers after "
-                f"step {plan.step}, so no peer has its state: DEADPOOL replaces ranks only while "
-                f"all have the same parameters after every step."
-            )
-        self._state.restore(plan.step, own)
-        digest = self._state.replicated_digest()
-        link.send(protocol.Restored(epoch, plan.step, digest))
+        try:
+            own, digests = self._restore(plan)
+        except CopyUnusable as error:
+            link.send(protocol.RestoreFailed(epoch, plan.step, str(error)))
+            self._control.wait_newer(epoch, None)
+            raise Superseded(str(error)) from error
+        link.send(protocol.Restored(epoch, plan.step, digests))
+        self._snapshots.set_holder(epoch, plan.holder, plan.step)
         self._control.wait_resume(epoch, plan.step)
-        self._state.keep_only(plan.step)
-        return Recovered(epoch, plan.step, own)
+        return Recovered(epoch, plan.step, own, frozenset(plan.aside))
+
+    def _not_connected(self, epoch: int, error: RuntimeError) -> NoReturn:
+        """A peer is lost or cannot be reached, which the launcher finds out: wait for its word."""
+        text = str(error)
+        clear_frames(error)
+        if not self._control.disturbed(epoch):
+            self._context.link.send(protocol.NotConnected(epoch, text))
+        self._control.wait_newer(epoch, None)
+        raise Superseded(text) from None
+
+    def _restore(self, plan: protocol.Plan) -> tuple[dict[str, Any], list[protocol.SegmentDigest]]:
+        """Bring the plan's state back; returns the own part and what the segments were."""
+        if plan.pieces:
+            self._snapshots.assemble(plan.epoch, plan.step, plan.pieces)
+            failure = self._control.wait_assembled(plan.epoch)
+            if failure:
+                raise CopyUnusable(failure)
+        if plan.checkpoint:
+            copy = self._snapshots.load_checkpoint(plan.checkpoint, plan.step)
+        else:
+            copy = self._snapshots.load(plan.step)
+        own: dict[str, Any] = decode(copy.own)
+        if own["step"] != plan.step:
+            raise CorruptState(f"The copy of step {plan.step} has the own part of {own['step']}.")
+        adopted = own["rank"] != self._context.rank
+        if adopted:
+            own = self._adopt(own)
+        self._state.restore(copy.tensors, own, copy.on_cpu)
+        if plan.checkpoint or adopted:
+            data = encode_own(own) if adopted else copy.own
+            self._snapshots.copy_again(plan.step, plan.epoch, self._state.items(), data)
+        return own, copy.digests
 
     def _open_store(self, plan: protocol.Plan) -> dist.Store:
         """Connect to the plan's store. In short tries: torch cannot be interrupted while it calls
@@ -118,26 +154,6 @@ class Recovery:
                 continue
             store.set_timeout(STORE_TIMEOUT)
             return store
-
-    def _exchange(self, plan: protocol.Plan, store: dist.Store) -> None:
-        """Send the plan's state to those that lack it, or receive it."""
-        me = self._context.rank
-        for receiver, sender in sorted(plan.sources.items()):
-            if me not in (receiver, sender):
-                continue
-            key = f"deadpool/{plan.epoch}/state/{receiver}"
-            void = partial(self._control.disturbed, plan.epoch)
-            if me == sender:
-                with closing(open_sender(store, plan.store, key, void)) as stream:
-                    send_slot(stream, self._state.slot_of(plan.step), self._state.on_cpu())
-                continue
-            with closing(open_receiver(store, key, void)) as stream:
-                step = receive_slot(stream, self._state.slot_for(plan.step))
-            if step != plan.step:
-                raise CorruptState(
-                    f"Rank {sender} sent the state of step {step}, not of step {plan.step}."
-                )
-            self._state.seal(step, plan.own)
 
 
 def clear_frames(error: BaseException) -> None:

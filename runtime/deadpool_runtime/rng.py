@@ -1,8 +1,8 @@
 """The random number generators a training script draws from, as one plain value.
 
 torch's CPU generator, this process's CUDA generator if CUDA is in use, Python's ``random``, and
-numpy's global generator if numpy is imported. Generators the script makes itself are its own: it
-keeps their state in ``job.state``, except those given to a ``DataLoader`` or its sampler.
+numpy's global generator if numpy is imported. Those that the script makes itself are in
+``generators``: it gives them to ``attach`` as extras, but for those of its loader and samplers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A protected job: what ``attach`` returns under ``deadpool-launch``.
 
 The generator ``_run`` is the job's time line. Between two yields the script's body runs inside
-``with step:``. A body that ends well leaves a copy of the replicated state; the generator then
-fetches the next batch and seals the copy with the rank's own part. A body that a lost peer cut
+``with step:``. When a body ends well, copying of the state begins; the generator then fetches the
+next batch and completes the copy with the rank's own part. A body that a lost peer cut
 short recovers inside ``__exit__``; the generator then yields the step after the restored state.
 """
 
@@ -15,28 +15,33 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from deadpool_runtime import protocol, rng
+from deadpool_runtime import protocol, rng, weights
 from deadpool_runtime.context import RankContext, current_context
 from deadpool_runtime.control import Verdict
 from deadpool_runtime.data import Batches, Fetched
-from deadpool_runtime.encoding import check_round_trip, detached_copy, digest_of, encode
-from deadpool_runtime.errors import CorruptState, Interrupted, Misuse, UnsupportedState
-from deadpool_runtime.groups import engines
+from deadpool_runtime.encoding import check_round_trip, digest_of
+from deadpool_runtime.errors import Interrupted, Misuse, UnsupportedState
+from deadpool_runtime.generators import with_generators
+from deadpool_runtime.groups.engines import Engines
 from deadpool_runtime.groups.errors import UnsupportedLayout
 from deadpool_runtime.guard import StepGuard
 from deadpool_runtime.job import Job, Step
+from deadpool_runtime.later import encode_own
 from deadpool_runtime.offline import OfflineJob
 from deadpool_runtime.recovery import Recovered, Recovery, clear_frames
-from deadpool_runtime.state import TrainingState, types_in
+from deadpool_runtime.replication import classes
+from deadpool_runtime.replication.forecast import forecast
+from deadpool_runtime.replication.replicas import replica_of
+from deadpool_runtime.replication.snapshots import Snapshots
+from deadpool_runtime.state import TrainingState
+from deadpool_runtime.tensors import TensorMap
+from deadpool_runtime.user_state import copied, require_plain
 
 #: How long an exception waits for the launcher's word before it is taken for the script's own.
 VERDICT_TIMEOUT_S = 120.0
 #: How long an epoch that is being revoked may take to be published.
 REVOKE_TIMEOUT_S = 60.0
-#: An own part larger than this (bytes) is worth a note: it travels with every step.
-LARGE_OWN_NBYTES = 8 << 20
 
 _attached = False
 
@@ -65,7 +70,7 @@ def attach(
     models, optimizers = _listed(model), _listed(optimizer)
     _require_kind(models, nn.Module, "a model")
     _require_kind(optimizers, torch.optim.Optimizer, "an optimizer")
-    job = ProtectedJob(context, models, optimizers, _listed(scheduler), dict(extras or {}))
+    job = ProtectedJob(context, models, optimizers, _listed(scheduler), with_generators(extras))
     _attached = True
     context.registry.seal()
     return job
@@ -125,32 +130,43 @@ class ProtectedJob(Job):
         extras: dict[str, Any],
     ) -> None:
         super().__init__()
-        wrapped = [
-            part
-            for model in models
-            for part in model.modules()
-            if isinstance(part, DistributedDataParallel)
-        ]
-        engines.require_supported(models, optimizers)
-        if context.world_size > 1 and not wrapped:
+        modules = {name: item for name, item in extras.items() if isinstance(item, nn.Module)}
+        every_module = [*models, *modules.values()]
+        self._engines = Engines(every_module, optimizers)
+        if context.world_size > 1 and not self._engines.layout:
             raise UnsupportedLayout(
-                "attach was given a model without DistributedDataParallel in a job of "
-                f"{context.world_size} ranks: wrap the model first."
+                "attach was given a model that nothing keeps together over the "
+                f"{context.world_size} ranks of the job: wrap it first, in "
+                "DistributedDataParallel or with fully_shard."
             )
-        for model in models:
-            engines.freeze_ddp(model)
-        self._layout = "DistributedDataParallel" if wrapped else "one process"
         self._context = context
         self._control = context.control
         self._link = context.link
-        self._training = TrainingState(models, optimizers, schedulers, extras)
-        self._recovery = Recovery(context, self._training, models, optimizers)
+        tensors = TensorMap(models, optimizers, modules)
+        in_common: dict[str, tuple[int, ...]] = {}
+
+        def ranks_of(key: str) -> tuple[int, ...]:
+            if key not in in_common:  # optimizers make their state in their first step
+                in_common.update(classes.ranks_in_common(tensors, every_module, context.rank))
+            return in_common[key]
+
+        self._ranks_of = ranks_of
+        self._training = TrainingState(tensors, schedulers, extras, ranks_of)
+        self._snapshots = Snapshots(context)
+        context.at_end.append(self._snapshots.close)
+        self._recovery = Recovery(
+            context, self._training, self._snapshots, self._engines, self._adopt
+        )
+        #: Ranks that take no part at present.
+        self._aside: frozenset[int] = frozenset()
         self._guard = StepGuard(
             context.control,
             context.link,
             self._training.tensors.parameters,
             optimizers,
             [*schedulers, *extras.values()],
+            modules=self._training.tensors.modules,
+            wait_copied=self._snapshots.wait_copied,
             confirm_timeout_s=context.confirm_timeout_s,
         )
         self._guard.require_schedulers()
@@ -165,9 +181,19 @@ class ProtectedJob(Job):
         self._fault_due = context.fault_step if not context.replacement else None
         self._started = 0.0
         self._duration_s = 0.0
-        self._noted_size = False
+        #: Seconds it took to begin the last copy.
+        self._copying_s = 0.0
+        #: The launcher said that the job can be protected.
+        self._begun = False
+        #: What optimizers and schedulers held besides tensors at the end of the last body.
+        self._plain: dict[str, Any] = {}
         #: Types that were seen in ``job.state`` and came through a round trip.
         self._good_types: set[type] = set()
+
+    @property
+    def world_size(self) -> int:
+        """See ``Job.world_size``."""
+        return self._context.world_size - len(self._aside)
 
     # ------------------------------------------------------------ the time line
 
@@ -181,16 +207,20 @@ class ProtectedJob(Job):
 
     def _run(self, batches: Batches) -> Iterator[tuple[Step, Any]]:
         if self._context.replacement:
+            weights.settle(self._training.tensors.everything().values())
             self._recover()
         else:
-            self._link.send(protocol.Attached(self._layout))
-            self._training.copy(0)
+            self._copy(0)
         step: GuardedStep | None = None
         self._guard.install()
         try:
             while True:
                 fetched = self._next(batches, step)
+                if not self._may_begin():
+                    self._recover_when_published()
+                    continue
                 if fetched.ended:
+                    self._note_rest()
                     self._link.send(protocol.StepsEnded(self._epoch, self._completed))
                     if self._control.wait_end(self._epoch):
                         break
@@ -199,7 +229,10 @@ class ProtectedJob(Job):
                 if self._control.disturbed(self._epoch):
                     self._recover_when_published()
                     continue
+                if not self._wait_turn(self._completed + 1):
+                    continue
                 step = GuardedStep(self._completed + 1, self)
+                self._note_step()
                 try:
                     yield step, fetched.take()
                 except GeneratorExit:
@@ -216,8 +249,10 @@ class ProtectedJob(Job):
                         f"of `with step:`: catch it inside the body, or let it end the script."
                     )
         finally:
+            self._note_rest()
             self._guard.remove()
         self._report_final_state()
+        self._snapshots.close()
 
     def _next(self, batches: Batches, step: GuardedStep | None) -> Fetched:
         """The batch after the present state, with the random generators as they are after it."""
@@ -226,7 +261,7 @@ class ProtectedJob(Job):
         if recovered is None:
             return self._finish(batches, number, step)
         # Once more: code between the body and here ran although its step was undone.
-        self._set_state(detached_copy(recovered.own["user"]))
+        self._put_state_back(recovered.own["user"])
         self._training.restore_modes(recovered.own["modes"])
         return batches.rewind(number, recovered.own["data"], recovered.own["rng"])
 
@@ -234,55 +269,142 @@ class ProtectedJob(Job):
         """Fetch the next batch and seal the state before it, which was copied already."""
         fetched = batches.obtain(number, last=step is not None and step.is_last)
         started = time.monotonic()
-        own = {
-            "step": self._completed,
-            "sample": self._training.sample(self._completed),
-            "rng": fetched.before,
-            "data": fetched.position,
-            "user": detached_copy(self._state),
-            **self._training.own_part(),
-        }
-        types = types_in(own["user"])
-        if not types <= self._good_types:
-            check_round_trip(own["user"], "job.state")
-            self._good_types |= types
-        if step is None or not step.is_last:
-            self._training.require_unchanged(self._completed)
-        data = encode(own, "job.state")
-        if len(data) > LARGE_OWN_NBYTES and not self._noted_size:
-            self._noted_size = True
-            self._link.send(
-                protocol.Note(
-                    f"{len(data) >> 20} MiB of this rank's state (job.state, extras, changed "
-                    f"buffers) no peer has; they are sent to the launcher with every step."
-                )
-            )
-        self._training.seal(self._completed, data)
-        digest = self._training.replicated_digest() if self._completed <= 1 else ""
+        last = step is not None and step.is_last
+        if self._plain:
+            self._complete_copy(fetched, last)
+        else:
+            self._snapshots.leave_out(self._completed)
         sealing_s = time.monotonic() - started
         self._link.send(
             protocol.StepDone(
                 epoch=self._epoch,
                 step=self._completed,
-                own=data,
-                digest=digest,
                 duration_s=self._duration_s + sealing_s,
-                blocked_s=self._guard.blocked_s + sealing_s,
+                blocked_s=self._guard.blocked_s + self._copying_s + sealing_s,
                 loss=step.loss if step is not None else None,
+                unprotected=self._guard.unprotected,
             )
         )
         return fetched
 
+    def _complete_copy(self, fetched: Fetched, last: bool) -> None:
+        """Add to the copy of the present state what is no tensor."""
+        types = require_plain(self._state)
+        own = {
+            "rank": self._context.rank,
+            "step": self._completed,
+            "rng": fetched.before,
+            "data": fetched.position,
+            "user": copied(self._state),
+            **self._plain,
+            **self._training.own_part(),
+        }
+        if not types <= self._good_types:
+            check_round_trip(own["user"], "job.state")
+            self._good_types |= types
+        if not last:
+            self._training.require_unchanged(self._completed, self._plain)
+        if self._completed:
+            self._snapshots.complete(self._completed, own)
+            return
+        data = encode_own(own)
+        self._snapshots.complete(0, data)
+        self._announce(len(data))
+
+    def _announce(self, own_nbytes: int) -> None:
+        """Tell that the first step is about to begin, and how large a copy of the state will be."""
+        size = forecast(
+            self._training.tensors,
+            self._training.items(),
+            self._ranks_of,
+            self._context.rank,
+            own_nbytes,
+        )
+        self._snapshots.room_nbytes = size.room_nbytes
+        if size.unknown:
+            self._link.send(
+                protocol.Note(
+                    f"The memory that copies need is not known in advance: {size.unknown}"
+                )
+            )
+        layout = self._engines.layout or "one process"
+        saves = size.save_nbytes if self._context.checkpoint_dir else 0
+        replica, fixed = replica_of(
+            self._training.tensors, self._engines.layout, self._ranks_of, self._context.rank
+        )
+        self._link.send(
+            protocol.Attached(layout, size.sizes, own_nbytes, saves, list(replica), fixed)
+        )
+
+    def _adopt(self, theirs: dict[str, Any]) -> dict[str, Any]:
+        """This rank's own part after the step of a peer's, which it took over: it reads its own
+        share of the data, and draws random numbers of its own."""
+        assert self._batches is not None
+        return {
+            **theirs,
+            "rank": self._context.rank,
+            "rng": rng.capture(),
+            "data": self._batches.position_after(theirs["data"]),
+        }
+
+    def _may_begin(self) -> bool:
+        """Wait, before the first step, for the word that the job can be protected. False when a
+        peer was lost meanwhile."""
+        if self._begun:
+            return True
+        self._begun = self._control.wait_protect(self._epoch)
+        if self._begun:
+            self._snapshots.make_room()
+        return self._begun
+
+    def _wait_turn(self, number: int) -> bool:
+        """Wait while the launcher holds the ranks back, then note that step ``number`` begins.
+        False when the state is another one now.
+        """
+        while not self._control.begin_step(number, self._epoch):
+            if self._control.disturbed(self._epoch):
+                self._recover_when_published()
+                return False
+            self._note_rest()
+            halt = self._control.wait_boundary(number, self._epoch)
+            if halt is None:
+                continue
+            if halt.save:
+                self._snapshots.save(self._completed)
+            self._link.send(protocol.AtBoundary(halt.epoch, halt.number, self._completed))
+            self._control.wait_leave(halt)
+        return True
+
+    @property
+    def stopping(self) -> bool:
+        """See ``Job.stopping``."""
+        return self._control.stopping
+
+    def _copy(self, step: int) -> None:
+        """Begin to copy the state of ``step``."""
+        self._plain = {}
+        if self._snapshots.paused:
+            return
+        self._plain = self._training.plain_part()
+        self._snapshots.begin(step, self._epoch, self._training.items())
+
     def _abandon(self, batches: Batches, step: GuardedStep) -> None:
         """The script left the loop by ``break``, or by an exception outside of a body.
 
-        Nothing waits here: in the second case the launcher hears of the exception next.
+        Nothing waits here: in the second case the launcher hears of the exception next. In the
+        first, a durable checkpoint under way is waited for at the script's end.
         """
         if step.completed and self._recovered is None:
             step.is_last = True
             self._finish(batches, self._completed + 1, step)
             self._link.send(protocol.StepsEnded(self._epoch, self._completed))
             self._report_final_state()
+
+    def wait_confirmed(self, step: int, timeout_s: float) -> bool:
+        """Wait until this rank's replica of ``step`` is confirmed; False if not in time. Training
+        needs no such wait; tests do, which strike at a place that is to mean the same each time.
+        """
+        return self._control.wait_confirmed(step, self._epoch, timeout_s)
 
     def _report_final_state(self) -> None:
         if not self._context.record_final_state:
@@ -299,6 +421,8 @@ class ProtectedJob(Job):
     def _enter(self, step: GuardedStep) -> None:
         if self._fault_due == step.number:
             self._fault_due = None
+            # So that a rehearsal goes the same way each time.
+            self.wait_confirmed(step.number - 1, self._context.confirm_timeout_s)
             self._link.send(protocol.FaultPoint(step.number))
             while True:
                 time.sleep(3600)
@@ -323,13 +447,14 @@ class ProtectedJob(Job):
         self._guard.end()
         started = time.monotonic()
         if not self._is_void():
-            self._training.copy(step.number)
+            self._copy(step.number)
         if self._is_void():
             self._recover_when_published()
             return
         self._completed = step.number
+        self._note_step()
         ended = time.monotonic()
-        self._guard.blocked_s += ended - started
+        self._copying_s = ended - started
         self._duration_s = ended - self._started
         step.completed = True
 
@@ -355,6 +480,7 @@ class ProtectedJob(Job):
             return True
         text = f"{type(error).__name__}: {error}"
         text = text.encode(errors="backslashreplace").decode()  # messages are UTF-8
+        self._note_rest()
         self._link.send(protocol.StepRaised(self._epoch, step.number, text))
         verdict = self._control.wait_verdict(step.number, self._epoch, VERDICT_TIMEOUT_S)
         return verdict is Verdict.REVOKED
@@ -365,12 +491,21 @@ class ProtectedJob(Job):
             raise RuntimeError("The groups were being aborted, but that did not come to an end.")
         self._recover()
 
+    def _note_step(self) -> None:
+        """Let the agent see that a step has ended or the next one begins: its clock starts."""
+        if self._context.recorder is not None:
+            blocked_s = self._guard.blocked_s
+            self._context.recorder.stepping(self._epoch, self._completed, blocked_s)
+
+    def _note_rest(self) -> None:
+        """Let the agent see that no step is under way, however long the wait that follows."""
+        if self._context.recorder is not None:
+            self._context.recorder.resting()
+
     def _recover(self) -> None:
+        self._note_rest()
         recovered = self._recovery.run()
-        if recovered.own["step"] != recovered.step:
-            raise CorruptState(
-                f"The own part that came for step {recovered.step} is of {recovered.own['step']}."
-            )
         self._epoch, self._completed = recovered.epoch, recovered.step
-        self._recovered = recovered
-        self._set_state(detached_copy(recovered.own["user"]))
+        self._recovered, self._begun = recovered, True
+        self._aside = recovered.aside
+        self._put_state_back(recovered.own["user"])

@@ -1,106 +1,55 @@
 """A launcher for tests: real rank processes and collectives on one machine, no agent, no Slurm.
 
-``ParkedProcess`` is the node's parked process; it is slow to start and can serve many jobs.
+``ParkedProcess`` is the nodes' parked process; it is slow to start and can serve many jobs.
 ``FakeLauncher`` runs one job in the calling thread. It is agent and controller in one, with the
 simplest rules that work: a rank whose connection ends without ``ScriptEnded`` is lost, every loss
-is a new epoch, and the step is the newest one that every rank can have.
+is a new epoch, and the step is the newest one that the copies on the nodes make whole.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import msgspec
-
 from deadpool_runtime import parking, protocol
+from deadpool_runtime.durable import index
+from deadpool_runtime.replication.naming import Ranks
+from deadpool_runtime.replication.placement import Fetch, Nodes, agree, choose_holders
+from deadpool_runtime.testing_nodes import FakeNode, FakeRank, ParkedProcess, write_secret
+
+__all__ = ["FakeLauncher", "FakeNode", "JobFailed", "Outcome", "ParkedProcess"]
 
 #: A rank's exception is its own when no loss is seen for so long (seconds).
 RAISE_AFTER_S = 1.0
-#: Own parts kept of each rank, in steps.
-KEPT_STEPS = 8
+#: A step that could not be restored so often is not tried again.
+RESTORE_TRIES = 2
 
 
 class JobFailed(Exception):
     """The job did not end well; the message tells what happened and what the ranks printed."""
 
 
-class ParkedProcess:
-    """A process that has torch imported and forks ranks; use it as a context manager."""
-
-    def __init__(self) -> None:
-        # Ranks are forked twice and become children of this process, as they are of an agent.
-        parking.prctl(parking.PR_SET_CHILD_SUBREAPER, 1)
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        roots = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, roots)))
-        numbers = (str(theirs.fileno()), str(os.getpid()))
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "deadpool_runtime.zygote", *numbers],
-            pass_fds=[theirs.fileno()],
-            env=environment | {"OMP_NUM_THREADS": "1"},
-        )
-        theirs.close()
-        self._sock.settimeout(120)
-        msgspec.msgpack.decode(self._sock.recv(4096), type=parking.Warm)
-
-    def fork(self, request: parking.ForkRequest, channel: socket.socket) -> int:
-        """Start a rank on its end of a socket pair; returns its process id."""
-        data = msgspec.msgpack.encode(request)
-        socket.send_fds(self._sock, [data], [channel.fileno()])
-        return msgspec.msgpack.decode(self._sock.recv(4096), type=parking.Forked).pid
-
-    def close(self) -> None:
-        """End the process."""
-        self._sock.close()
-        self._process.kill()
-        self._process.wait()
-
-    def __enter__(self) -> ParkedProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-@dataclass
-class FakeRank:
-    """One process that is or was a rank."""
-
-    rank: int
-    born: int
-    pid: int
-    sock: socket.socket
-    frames: protocol.Frames = field(default_factory=protocol.Frames)
-    store_port: int = 0
-    parked: list[int] | None = None
-    restored: str | None = None
-    at_end: bool = False
-    ended: bool = False
-
-
 @dataclass
 class Outcome:
-    """What came of a job. ``plans``: (epoch, step) of each recovery that got as far as a plan."""
+    """What came of a job. ``plans``: (epoch, step) of each recovery that got as far as a plan;
+    ``fetches``: what each rank was told to fetch, for each of them. ``committed``: steps of durable
+    checkpoints, in order; ``from_disk``: (epoch, step) of the plans that were to read one.
+    """
 
     final: dict[int, protocol.FinalState] = field(default_factory=dict)
     plans: list[tuple[int, int]] = field(default_factory=list)
+    fetches: list[dict[int, tuple[Fetch, ...]]] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
+    from_disk: list[tuple[int, int]] = field(default_factory=list)
     said: list[tuple[int, int, Any]] = field(default_factory=list)
     failed: dict[int, protocol.ScriptFailed] = field(default_factory=dict)
     pids: dict[int, list[int]] = field(default_factory=dict)
@@ -115,9 +64,13 @@ class Outcome:
 class FakeLauncher:
     """Runs a script as a job of ``world_size`` ranks and replaces those that die.
 
+    ``nproc_per_node``: so many ranks share a node, that is an arena and a replicator.
     ``on_message(launcher, rank, message)`` sees every message before it is acted on, which is
-    where a test kills. ``confirm``: answer ``StepDone`` with ``Confirmed``. ``allow_failure``: a
-    script that fails ends the job, and all its ranks, instead of raising ``JobFailed``.
+    where a test kills. ``confirm``: if false, every holder is at an address where nobody listens,
+    so that no replica is ever confirmed. ``domains``: failure domain of nodes ("node0", …).
+    ``checkpoint_dir``, ``checkpoint_every``: durable checkpoints, see ``protocol.JobSpec``.
+    ``allow_failure``: a script that fails ends the job, and all its ranks, instead of raising
+    ``JobFailed``.
     """
 
     def __init__(
@@ -128,17 +81,21 @@ class FakeLauncher:
         *,
         world_size: int,
         run_dir: Path,
+        nproc_per_node: int = 1,
         env: dict[str, str] | None = None,
         on_message: Callable[[FakeLauncher, int, Any], None] | None = None,
         fault_steps: dict[int, int] | None = None,
         confirm: bool = True,
+        domains: dict[str, str] | None = None,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
         allow_failure: bool = False,
         deadline_s: float = 90.0,
     ) -> None:
         self._parked_process = parked
         self._script = script
         self._args = args
-        self._world_size = world_size
+        self.world_size = world_size
         self.run_dir = run_dir
         self._env = env or {}
         self._on_message = on_message
@@ -148,8 +105,21 @@ class FakeLauncher:
         self._deadline_s = deadline_s
         self._codec = protocol.Codec(protocol.FromRank)
         self._ranks: dict[int, FakeRank] = {}
-        self._own: dict[int, dict[int, bytes]] = {rank: {} for rank in range(world_size)}
-        self._digests: dict[int, str] = {}
+        self._nproc_per_node = nproc_per_node
+        self._domains = domains
+        self._checkpoint_dir = checkpoint_dir
+        self._checkpoint_every = checkpoint_every
+        self._saved: dict[tuple[int, int], set[int]] = {}
+        self._damaged_checkpoints: set[int] = set()
+        self._job_id = f"test.{secrets.token_hex(6)}"
+        self._secret = write_secret(run_dir)
+        self._nodes: list[FakeNode] = []
+        self._segments: dict[int, dict[Ranks, int]] = {}
+        self._holders: dict[int, protocol.Holder | None] = {}
+        self._history: list[tuple[int, int]] = []
+        self._failed_steps: list[int] = []
+        self._begun_training = False
+        self._digests: dict[tuple[int, Ranks], str] = {}
         self._frozen: list[int] = []
         self._raised: dict[int, tuple[float, int]] = {}
         self._epoch = 1
@@ -172,6 +142,38 @@ class FakeLauncher:
         self._frozen.append(frozen.pid)
         self._lose([frozen])
 
+    def node(self, rank: int) -> FakeNode:
+        """The node that the rank is on now."""
+        return self._nodes[rank // self._nproc_per_node]
+
+    def holder(self, rank: int) -> FakeNode:
+        """The node that keeps the rank's replica now."""
+        holder = self._holders[rank]
+        assert holder is not None
+        return next(node for node in self._nodes if node.name == holder.node)
+
+    def power_off(self, rank: int) -> None:
+        """Kill everything on the rank's node at once; a new node takes its ranks."""
+        seat = rank // self._nproc_per_node
+        gone = [each for each in self._ranks.values() if each.rank // self._nproc_per_node == seat]
+        for each in gone:
+            self.kill(each.rank)
+        for each in gone:
+            if each.pid:
+                os.waitpid(each.pid, 0)
+                each.pid = 0
+        self._nodes[seat].close()
+        self._nodes[seat] = self._new_node(seat, self._epoch + 1)
+        self._lose([each for each in gone if not each.ended])
+
+    def restart_replicator(self, rank: int) -> None:
+        """Replace the replicator of the rank's node; who sends replicas there is told."""
+        node = self.node(rank)
+        node.restart_replicator()
+        for who, holder in self._choose_holders().items():
+            if holder is not None and holder.node == node.name:
+                self._tell(who, protocol.Protect(self._epoch, holder))
+
     @property
     def epoch(self) -> int:
         """The present epoch; 1 until the first loss."""
@@ -181,7 +183,9 @@ class FakeLauncher:
         """Run the job to its end. Raises ``JobFailed``; no process is left either way."""
         deadline = time.monotonic() + self._deadline_s
         try:
-            for rank in range(self._world_size):
+            for seat in range(self.world_size // self._nproc_per_node):
+                self._nodes.append(self._new_node(seat, self._epoch))
+            for rank in range(self.world_size):
                 self._start(rank)
             while not all(rank.ended for rank in self._ranks.values()):
                 if time.monotonic() > deadline:
@@ -197,26 +201,34 @@ class FakeLauncher:
 
     # ------------------------------------------------------------ processes
 
+    def _new_node(self, seat: int, epoch: int) -> FakeNode:
+        name = f"node{seat}" if epoch == 1 else f"node{seat}.{epoch}"
+        log = self.run_dir / f"replicator-{name}.log"
+        return FakeNode(self._job_id, name, epoch, self._secret, log)
+
     def _start(self, rank: int) -> None:
         ours, theirs = socket.socketpair()
         request = parking.ForkRequest(
             rank=rank,
-            local_rank=rank,
+            local_rank=rank % self._nproc_per_node,
             born=self._epoch,
             host="127.0.0.1",
+            arena=str(self.node(rank).arena.path),
             run_dir=str(self.run_dir),
             log_path=str(self._log_path(rank)),
             script=self._script,
             script_args=self._args,
-            world_size=self._world_size,
-            nproc_per_node=self._world_size,
-            node_index=0,
+            world_size=self.world_size,
+            nproc_per_node=self._nproc_per_node,
+            node_index=rank // self._nproc_per_node,
             job_id="test",
             env=self._env,
             record_final_state=True,
             fault_step=self._fault_steps.get(rank),
             confirm_timeout_s=8.0,
             agent_pid=os.getpid(),
+            checkpoint_dir=str(self._checkpoint_dir or ""),
+            checkpoint_every=self._checkpoint_every,
         )
         with theirs:
             pid = self._parked_process.fork(request, theirs)
@@ -233,13 +245,15 @@ class FakeLauncher:
             os.waitpid(pid, 0)
         for rank in self._ranks.values():
             rank.sock.close()
+        for node in self._nodes:
+            node.close()
 
     def _story(self) -> str:
         lines = [
             f"rank {rank} (born {born}): {str(body)[:200]}"
             for rank, born, body in self.outcome.said
         ]
-        for rank in range(self._world_size):
+        for rank in range(self.world_size):
             path = self._log_path(rank)
             if path.exists():
                 lines.append(f"--- {path.name}\n{path.read_text()[-3000:]}")
@@ -260,15 +274,20 @@ class FakeLauncher:
             if not data:
                 lost.append(rank)
             for body in rank.frames.feed(data):
+                if self._ranks.get(rank.rank) is not rank:
+                    break  # replaced meanwhile
                 message = self._codec.decode(body)
                 self.outcome.said.append((rank.rank, rank.born, message))
                 if self._on_message is not None:
                     self._on_message(self, rank.rank, message)
-                self._hear(rank, message)
+                if self._ranks.get(rank.rank) is rank:
+                    self._hear(rank, message)
+        lost = [rank for rank in lost if self._ranks.get(rank.rank) is rank]
         gone = [rank for rank in lost if not rank.ended]
         for rank in lost:
-            os.waitpid(rank.pid, 0)
-            rank.pid = 0
+            if rank.pid:
+                os.waitpid(rank.pid, 0)
+                rank.pid = 0
         if gone:
             self._lose(gone)
         for who, (at, step) in list(self._raised.items()):
@@ -297,24 +316,34 @@ class FakeLauncher:
                     self._begun = True
                     self._store = self._address_of(0)
                     self._tell_all(protocol.Begin(self._epoch, self._store, False, 0))
-            case protocol.StepDone(step=step, own=own, digest=digest):
-                self._own[rank.rank][step] = own
-                self._own[rank.rank].pop(step - KEPT_STEPS, None)
-                if digest and self._digests.setdefault(step, digest) != digest:
-                    raise JobFailed(f"rank {rank.rank} differs at step {step}\n{self._story()}")
-                if self._confirm:
-                    self._tell(rank.rank, protocol.Confirmed(step))
-            case protocol.Parked(epoch=epoch, slots=slots) if epoch == self._epoch:
-                rank.parked = slots
-                if all(each.parked is not None for each in self._ranks.values()):
+            case protocol.Attached(segments=segments):
+                rank.attached = True
+                self._segments[rank.rank] = {each.ranks: each.nbytes for each in segments}
+                if not self._begun_training and all(r.attached for r in self._ranks.values()):
+                    self._begun_training = True
+                    for who, holder in self._choose_holders().items():
+                        self._tell(who, protocol.Protect(self._epoch, holder))
+            case protocol.Snapshotted(step=step, segments=segments):
+                for each in segments:
+                    known = self._digests.setdefault((step, each.ranks), each.digest)
+                    if known != each.digest:
+                        text = f"rank {rank.rank} differs at step {step} in what {each.ranks} have"
+                        raise JobFailed(f"{text}\n{self._story()}")
+            case protocol.Saved():
+                self._on_saved(rank.rank, message)
+            case protocol.Parked(epoch=epoch) if epoch == self._epoch:
+                rank.parked = True
+                if all(each.parked for each in self._ranks.values()):
                     self._plan()
-            case protocol.Restored(epoch=epoch, digest=digest) if epoch == self._epoch:
-                rank.restored = digest
-                digests = {each.restored for each in self._ranks.values()}
-                if None not in digests:
-                    if len(digests) > 1:
-                        raise JobFailed(f"restored states differ: {digests}\n{self._story()}")
-                    self._tell_all(protocol.Resume(self._epoch))
+            case protocol.Restored(epoch=epoch, segments=segments) if epoch == self._epoch:
+                rank.restored = segments
+                if all(each.restored is not None for each in self._ranks.values()):
+                    self._resume()
+            case protocol.RestoreFailed(epoch=epoch, step=step) if epoch == self._epoch:
+                self._failed_steps.append(step)
+                if (epoch, step) in self.outcome.from_disk:
+                    self._damaged_checkpoints.add(step)
+                self._lose([])
             case protocol.StepRaised(epoch=epoch, step=step) if epoch == self._epoch:
                 self._raised[rank.rank] = (time.monotonic(), step)
             case protocol.StepsEnded(epoch=epoch) if epoch == self._epoch:
@@ -346,27 +375,104 @@ class FakeLauncher:
         self._store = self._address_of(usable[0])
         for rank in living:
             each = self._ranks[rank]
-            each.parked = each.restored = None
-            each.at_end = False
+            each.parked = each.at_end = False
+            each.restored = None
             self._tell(rank, protocol.Revoke(self._epoch))
         for each in gone:
             each.sock.close()
             self._start(each.rank)
 
+    def _choose_holders(self) -> dict[int, protocol.Holder | None]:
+        nodes = {node.name: node for node in self._nodes}
+        node_of = {rank: self.node(rank).name for rank in self._segments}
+        found = choose_holders(self._segments, node_of, Nodes(tuple(nodes), (), self._domains))
+        self._holders = {
+            rank: None
+            if holding is None
+            else protocol.Holder(
+                holding.node,
+                nodes[holding.node].address if self._confirm else protocol.Address("127.0.0.1", 1),
+                list(holding.segments),
+                None if holding.deputy is None else nodes[holding.deputy].address,
+            )
+            for rank, holding in found.items()
+        }
+        return self._holders
+
     def _plan(self) -> None:
-        slots = {rank: set(each.parked or ()) for rank, each in self._ranks.items()}
-        for step in sorted(set[int]().union(*slots.values()), reverse=True):
-            holders = [rank for rank, steps in slots.items() if step in steps]
-            lacking = [rank for rank in slots if rank not in holders]
-            if all(step in self._own[rank] for rank in lacking):
-                break
-        else:
-            raise JobFailed(f"no common step in {slots}\n{self._story()}")
-        self.outcome.plans.append((self._epoch, step))
-        sources = {rank: holders[index % len(holders)] for index, rank in enumerate(lacking)}
+        """Fence, count the copies, agree on a step, tell each rank what to fetch."""
+        for node in self._nodes:
+            node.fence(self._epoch)
+        copies = {node.name: node.copies() for node in self._nodes}
+        node_of = {rank: self.node(rank).name for rank in self._ranks}
+        failed = self._failed_steps
+        refused = {step for step in failed if failed.count(step) >= RESTORE_TRIES}
+        refused |= self._damaged_checkpoints
+        agreement = agree(copies, self._history, node_of, refused)
+        if agreement.step is None:
+            self._read_checkpoint(dict(agreement.lacking))
+            return
+        self.outcome.plans.append((self._epoch, agreement.step))
+        self.outcome.fetches.append(dict(agreement.fetches))
+        address_of = {node.name: node.address for node in self._nodes}
+        holders = self._choose_holders()
+        for rank, fetches in agreement.fetches.items():
+            pieces = [
+                protocol.Piece(
+                    address_of[fetch.node],
+                    fetch.rank,
+                    fetch.replica,
+                    list(fetch.segments),
+                    fetch.base,
+                )
+                for fetch in fetches
+            ]
+            holder = holders.get(rank)
+            plan = protocol.Plan(self._epoch, agreement.step, self._store, pieces, holder)
+            self._tell(rank, plan)
+
+    def _on_saved(self, rank: int, body: protocol.Saved) -> None:
+        """Commit the checkpoint once every rank has written it, if its step still counts."""
+        assert self._checkpoint_dir is not None
+        if any(epoch > body.epoch and body.step > step for epoch, step in self._history):
+            return
+        there = self._saved.setdefault((body.epoch, body.step), set())
+        there.add(rank)
+        if len(there) == self.world_size:
+            index.commit(self._checkpoint_dir, body.step, self.world_size)
+            index.prune(self._checkpoint_dir)
+            self.outcome.committed.append(body.step)
+
+    def _read_checkpoint(self, lacking: dict[int, Ranks]) -> None:
+        """Nothing in memory is whole: let the ranks read the newest checkpoint that is good.
+
+        Copies of older epochs do not count after that.
+        """
+        directory = self._checkpoint_dir
+        steps = index.list_complete(directory) if directory is not None else []
+        usable = [step for step in steps if step not in self._damaged_checkpoints]
+        if not usable:
+            bad = sorted(self._damaged_checkpoints)
+            text = f"no step is whole: {lacking}; damaged checkpoints: {bad}"
+            raise JobFailed(f"{text}\n{self._story()}")
+        plan = self._epoch, usable[0]
+        self.outcome.plans.append(plan)
+        self.outcome.from_disk.append(plan)
+        self._history.append((self._epoch, -1))
+        holders = self._choose_holders()
         for rank in self._ranks:
-            own = self._own[rank][step] if rank in sources else b""
-            self._tell(rank, protocol.Plan(self._epoch, step, self._store, sources, own))
-        for kept in self._own.values():
-            for newer in [number for number in kept if number > step]:
-                del kept[newer]
+            holder = holders.get(rank)
+            self._tell(rank, protocol.Plan(*plan, self._store, [], holder, str(directory)))
+
+    def _resume(self) -> None:
+        """Every rank restored: compare what they have in common, then let them go on."""
+        seen: dict[Ranks, str] = {}
+        for rank in self._ranks.values():
+            for each in rank.restored or ():
+                if seen.setdefault(each.ranks, each.digest) != each.digest:
+                    text = f"restored states of {each.ranks} differ"
+                    raise JobFailed(f"{text}\n{self._story()}")
+        if self.outcome.plans[-1] not in self.outcome.from_disk:
+            self._history.append(self.outcome.plans[-1])
+        self._failed_steps.clear()
+        self._tell_all(protocol.Resume(self._epoch))

@@ -12,6 +12,7 @@ then sees its exit status first-hand, and the rank dies with the agent (PR_SET_P
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -32,7 +33,8 @@ from deadpool_runtime.parking import (
 
 
 def _import_everything() -> None:
-    """Import what nearly every training script imports, so that no rank has to."""
+    """Import what nearly every training script imports, so that no rank has to, and the modules
+    that DEADPOOL_PRELOAD names."""
     users_cache = "TORCHINDUCTOR_CACHE_DIR" in os.environ
     import numpy.random  # noqa: F401
     import torch
@@ -46,6 +48,8 @@ def _import_everything() -> None:
 
     # The first optimizer made in a process imports torch's compiler, most of a second of it.
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    for name in os.environ.get("DEADPOOL_PRELOAD", "").split():
+        importlib.import_module(name)
     if not users_cache:
         _remove_empty_compiler_cache()
     torch.set_num_threads(_threads(os.environ.get("OMP_NUM_THREADS", "")))

@@ -63,6 +63,18 @@ class SlurmClient(Protocol):
     def end_step(self, job_id: str, name: str, signal: str | None = None) -> bool:
         """End (or signal) the job's steps of this name; whether there were any."""
 
+    def steps(self, job_id: str) -> list[str]:
+        """The names of the job's steps."""
+
+    def requeue(self, job_id: str) -> None:
+        """Put the running job back into the queue, which ends its processes."""
+
+    def end_job(self, job_id: str) -> None:
+        """End the job with all its steps."""
+
+    def comment(self, job_id: str, text: str) -> None:
+        """Put a comment on the job, where ``scontrol show job`` has it."""
+
 
 class CommandLineClient:
     """``SlurmClient`` through ``scontrol``, ``squeue``, ``sacct`` and ``scancel``."""
@@ -114,12 +126,30 @@ class CommandLineClient:
 
     def end_step(self, job_id: str, name: str, signal: str | None = None) -> bool:
         """End (or signal) the job's steps of this name; whether there were any."""
-        text = self._run("squeue", "-h", "--steps", "-j", job_id, "-o", "%i|%j")
-        step_id = parse.parse_steps(text).get(name)
+        step_id = self._steps(job_id).get(name)
         if step_id is None:
             return False
         self._run(*srun.cancel_step(step_id, signal))
         return True
+
+    def steps(self, job_id: str) -> list[str]:
+        """The names of the job's steps."""
+        return list(self._steps(job_id))
+
+    def _steps(self, job_id: str) -> dict[str, str]:
+        return parse.parse_steps(self._run("squeue", "-h", "--steps", "-j", job_id, "-o", "%i|%j"))
+
+    def requeue(self, job_id: str) -> None:
+        """Put the running job back into the queue, which ends its processes."""
+        self._run("scontrol", "requeue", job_id)
+
+    def end_job(self, job_id: str) -> None:
+        """End the job with all its steps."""
+        self._run(*srun.cancel_job(job_id))
+
+    def comment(self, job_id: str, text: str) -> None:
+        """Put a comment on the job, where ``scontrol show job`` has it."""
+        self._run(*srun.comment_job(job_id, text))
 
     def _run(self, *argv: str) -> str:
         try:

@@ -22,7 +22,11 @@ _SRUN_INPUTS = ("SRUN_", "SBATCH_", "SALLOC_", "SLURMD_")
 #: Step ids from here on are Slurm's own (batch script, extern, interactive), not those of an
 #: ``srun``.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-_CPUS_ON_NODES = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_CPUS_ON_NODES = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
+#: More nodes are not Slurm's, which has 64,000 at most.
+_MOST_NODES = 1 << 17
+#: Digits of the largest number that Slurm sets.
+_MOST_DIGITS = 20
 
 
 def for_srun(environ: Mapping[str, str], job_id: str | None = None) -> dict[str, str]:
@@ -83,7 +87,7 @@ def expand_cpus(text: str) -> tuple[int, ...]:
     cpus: list[int] = []
     for part in filter(None, text.split(",")):
         match = _CPUS_ON_NODES.fullmatch(part.strip())
-        if match is None:
+        if match is None or len(cpus) + int(match[2] or 1) > _MOST_NODES:
             return ()
         cpus += [int(match[1])] * int(match[2] or 1)
     return tuple(cpus)
@@ -97,4 +101,5 @@ def _in_srun_step(environ: Mapping[str, str]) -> bool:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    readable = text is not None and text.isdecimal() and len(text) <= _MOST_DIGITS
+    return int(text or "") if readable else None

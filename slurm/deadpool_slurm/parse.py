@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from ClusterShell.NodeSet import (
@@ -19,6 +20,11 @@ from ClusterShell.NodeSet import (
     NodeSet,
     NodeSetException,
 )
+
+#: A list of more nodes is not Slurm's, which has 64,000 at most.
+MOST_NODES = 1 << 17
+#: Digits of the largest number that Slurm prints.
+_MOST_DIGITS = 20
 
 
 class Health(StrEnum):
@@ -63,6 +69,8 @@ _MARKS = {
 #: Keys of ``scontrol -o``: ``JobId``, ``CPUs/Task``, ``AllocNode:Sid``.
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_/:]*)=")
 _OUTER_COMMA = re.compile(r",(?![^\[]*\])")
+_BRACKET = re.compile(r"\[([^\]]*)\]")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 #: ``--no-kill`` and the abbreviations that getopt takes for it.
 _NO_KILL = re.compile(r"--no-k(i(ll?)?)?")
 #: Options of ``sbatch`` that take no value as a word of its own.
@@ -126,6 +134,12 @@ class JobFacts:
     batch_host: str | None
     submit_line: str | None
     stepmgr: bool
+    #: When its time limit ends it, by the clock of the node that asked; ``None`` without a limit.
+    end_time: datetime | None = None
+    #: Whether it may be put back into the queue; ``None`` if Slurm does not say.
+    can_requeue: bool | None = None
+    #: The folder it was submitted from.
+    work_dir: str | None = None
 
 
 def expand_nodes(nodelist: str) -> tuple[str, ...]:
@@ -135,11 +149,31 @@ def expand_nodes(nodelist: str) -> tuple[str, ...]:
     (``SLURM_JOB_CPUS_PER_NODE``).
     """
     parts = filter(None, (part.strip() for part in _OUTER_COMMA.split(nodelist)))
+    names: dict[str, None] = {}
     try:
-        names = [name for part in parts for name in NodeSet(part, resolver=RESOLVER_NOGROUP)]
-    except NodeSetException:
+        for part in parts:
+            # Before it is read, as reading makes all of it.
+            if len(names) + _count(part) > MOST_NODES:
+                return ()
+            names.update(dict.fromkeys(NodeSet(part, resolver=RESOLVER_NOGROUP)))
+    # ClusterShell lets errors of its own working through where a list is far from any.
+    except (NodeSetException, ValueError, ArithmeticError, AssertionError, RecursionError):
         return ()
-    return tuple(dict.fromkeys(names))
+    return tuple(names)
+
+
+def _count(part: str) -> int:
+    """How many names a part of a list stands for; too many for a list if Slurm writes none such."""
+    count = 1
+    for inside in _BRACKET.findall(part):
+        count *= sum(_span(_RANGE.fullmatch(each)) for each in inside.split(","))
+    return count
+
+
+def _span(numbers: re.Match[str] | None) -> int:
+    if numbers is None or len(numbers[0]) > 2 * _MOST_DIGITS:
+        return MOST_NODES + 1
+    return max(1, int(numbers[2] or numbers[1]) - int(numbers[1]) + 1)
 
 
 def fold_nodes(names: Iterable[str]) -> str:
@@ -213,8 +247,22 @@ def parse_job(text: str) -> JobFacts | None:
                 batch_host=_given(record.get("BatchHost")),
                 submit_line=_given(record.get("SubmitLine")),
                 stepmgr=record.get("StepMgrEnabled", "No").lower() == "yes",
+                # Without a limit Slurm shows a moment a year from the start all the same.
+                end_time=None
+                if record.get("TimeLimit") == "UNLIMITED"
+                else _moment(record.get("EndTime")),
+                can_requeue={"1": True, "0": False}.get(record.get("Requeue", "")),
+                work_dir=_given(record.get("WorkDir")),
             )
     return None
+
+
+def _moment(text: str | None) -> datetime | None:
+    """``2026-11-30T22:05:00``; ``Unknown`` and the like are no moment."""
+    try:
+        return datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
 
 
 def parse_sinfo(text: str) -> dict[str, Health]:
@@ -292,4 +340,5 @@ def _given(value: str | None) -> str | None:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    readable = text is not None and text.isdecimal() and len(text) <= _MOST_DIGITS
+    return int(text or "") if readable else None

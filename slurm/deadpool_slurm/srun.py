@@ -2,8 +2,8 @@
 
 Every step names its nodes, shares them with all other steps (``--overlap``), survives the death of
 a node (``--no-kill``), is not ended by one task's exit (``--kill-on-bad-exit=0``, ``--wait=0``,
-whatever the site's defaults) and gives up instead of waiting for ever for resources
-(``--immediate``).
+whatever the site's defaults; the movers' step alone is) and gives up instead of waiting for ever
+for resources (``--immediate``).
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ def agent_step(
     name: str,
     log_path: Path,
     argv: Sequence[str],
+    task_epilog: Path | None = None,
     network: str | None = None,
     immediate_s: int = IMMEDIATE_S,
 ) -> list[str]:
-    """One task on one node with every CPU the job has there; its output goes to ``log_path``."""
+    """One task on one node with every CPU the job has there; its output goes to ``log_path``.
+
+    ``task_epilog``: a program that Slurm runs on the node when the task has ended, however it did.
+    """
     return [
         "srun",
         f"--jobid={job_id}",
@@ -38,6 +42,7 @@ def agent_step(
         *_network(network),
         f"--job-name={name}",
         f"--output={_literal(log_path)}",
+        *([f"--task-epilog={task_epilog}"] if task_epilog is not None else []),
         *argv,
     ]
 
@@ -67,9 +72,53 @@ def all_nodes_step(
     ]
 
 
+def mover_step(
+    *,
+    job_id: str,
+    nodelist: str,
+    node_count: int,
+    cpus: int | None,
+    name: str,
+    log_path: Path,
+    argv: Sequence[str],
+    mpi: str,
+    network: str | None = None,
+    immediate_s: int = IMMEDIATE_S,
+) -> list[str]:
+    """One MPI process on each node; ``mpi`` is the kind of start that the site's MPI needs.
+
+    Unlike other steps it ends as a whole when one of its tasks does: an MPI world with a hole is of
+    no use, and the launcher starts another.
+    """
+    return [
+        "srun",
+        f"--jobid={job_id}",
+        f"--nodes={node_count}",
+        f"--ntasks={node_count}",
+        "--ntasks-per-node=1",
+        f"--nodelist={nodelist}",
+        *_surviving(immediate_s, mpi=mpi, kill_on_bad_exit=1),
+        *_cpus(cpus),
+        *_network(network),
+        f"--job-name={name}",
+        f"--output={_literal(log_path)}",
+        *argv,
+    ]
+
+
 def cancel_step(step_id: str, signal: str | None = None) -> list[str]:
     """End the step ``JOB.STEP``, or send it a signal."""
     return ["scancel", *([f"--signal={signal}"] if signal else []), step_id]
+
+
+def cancel_job(job_id: str) -> list[str]:
+    """End the whole job."""
+    return ["scancel", job_id]
+
+
+def comment_job(job_id: str, text: str) -> list[str]:
+    """Put a comment on the job."""
+    return ["scontrol", "update", f"JobId={job_id}", f"Comment={text}"]
 
 
 def keep_nodes(job_id: str, nodelist: str) -> list[str]:
@@ -77,16 +126,16 @@ def keep_nodes(job_id: str, nodelist: str) -> list[str]:
     return ["scontrol", "update", f"JobId={job_id}", f"NodeList={nodelist}"]
 
 
-def _surviving(immediate_s: int) -> list[str]:
+def _surviving(immediate_s: int, mpi: str = "none", kill_on_bad_exit: int = 0) -> list[str]:
     return [
         "--overlap",
         "--no-kill",
-        "--kill-on-bad-exit=0",
+        f"--kill-on-bad-exit={kill_on_bad_exit}",
         "--wait=0",
         f"--immediate={immediate_s}",
         "--input=none",
         "--export=ALL",
-        "--mpi=none",
+        f"--mpi={mpi}",
     ]
 
 

@@ -254,6 +254,14 @@ class MiniCluster:
         self._check_compute(node)
         self._nodes.set_link(node, up=True)
 
+    def part(self, node: str, others: Sequence[str]) -> None:
+        """From now on nothing that the node sends arrives at the others; it hears them, and reaches
+        the rest of the cluster.
+        """
+        for name in (node, *others):
+            self._check_compute(name)
+        self._nodes.misdirect(node, others)
+
     def drain(self, node: str, reason: str = "mini cluster") -> None:
         """Tell Slurm to start nothing more on the node; what runs there goes on."""
         self._scontrol("update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
@@ -358,6 +366,10 @@ class MiniCluster:
     def find_processes(self, node: str, needle: str) -> list[NodeProcess]:
         """The processes of the node whose command line contains `needle`."""
         return [p for p in self._nodes.processes(node) if needle in p.cmdline]
+
+    def private_files(self, node: str) -> list[Path]:
+        """What lies in the node's own /dev/shm and /tmp, as paths that work on the host."""
+        return self._nodes.private_files(node)
 
     def leftovers(self) -> list[str]:
         """What ended jobs left behind: one sentence for each process or file on any node.

@@ -193,6 +193,17 @@ class Nodes:
         """Plug or pull the node's network cable, at the switch's end."""
         self._ip(f"link set {_port(name)} {'up' if up else 'down'}")
 
+    def misdirect(self, name: str, others: Iterable[str]) -> None:
+        """Let the node send what is for the others to a hardware address that nobody has."""
+        enter = ["nsenter", "-n", "-t", str(self.first_pid(name)), "--"]
+        for other in others:
+            nowhere = ["lladdr", "02:de:ad:00:ff:ff", "nud", "permanent", "dev", "eth0"]
+            subprocess.run(
+                [*enter, "ip", "neigh", "replace", address_of(other), *nowhere],
+                check=True,
+                env=node_environment(),
+            )
+
     def link_is_up(self, name: str) -> bool:
         done = self._ip_command("-o", "link", "show", _port(name))
         return ",UP" in done.stdout or "<UP" in done.stdout
@@ -306,9 +317,13 @@ class Nodes:
 
 
 def node_environment() -> dict[str, str]:
-    """A clean environment: only what a fresh login has, with this interpreter's folder first."""
+    """A clean environment: only what a fresh login has, with this interpreter's folder first, and
+    the Python path by which a checkout other than the installed one is tested.
+    """
     own = os.path.dirname(sys.executable)
+    path = os.environ.get("PYTHONPATH")
     return {
+        **({"PYTHONPATH": path} if path else {}),
         "PATH": f"{own}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": os.environ.get("HOME", "/root"),
         "USER": "root",

@@ -10,6 +10,7 @@ same.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from mini_cluster import MiniCluster
@@ -17,6 +18,8 @@ from training_job import TrainingJob, submit
 
 pytestmark = pytest.mark.cluster
 
+#: Trains in the layout that its second argument names.
+LAYOUT = Path(__file__).parents[1] / "runtime" / "scripts" / "layout.py"
 STEPS = 10
 #: The step in which faults strike.
 FAULT_STEP = 5
@@ -112,12 +115,76 @@ def test_power_off_of_the_node_of_rank_zero(slurm: MiniCluster, spare_start: str
     assert_went_on(job, expected, {0})
 
 
-@both_spare_starts
+@mostly_at_start
 def test_node_vanishes_without_a_reset(slurm: MiniCluster, spare_start: str) -> None:
     expected = reference(slurm, 1)
     job = strike_in_backward(slurm, "vanish", 1, 1, spare_start)
     assert_went_on(job, expected, {1})
     assert "no heartbeat for" in job.said()
+
+
+@pytest.mark.parametrize(
+    "layout", ["fsdp", *(pytest.param(each, marks=pytest.mark.matrix) for each in ("zero", "ddp"))]
+)
+def test_power_off_of_a_node_with_state_that_only_it_has(slurm: MiniCluster, layout: str) -> None:
+    def run(*args: str) -> TrainingJob:
+        out = slurm.base / f"out-{layout}-{len(args)}"
+        out.mkdir(exist_ok=True)
+        script_args = [str(out), layout, f"--steps={STEPS}", *args]
+        launch = launch_options(1, "at-start")
+        return submit(slurm, launch=launch, script=LAYOUT, script_args=script_args)
+
+    undisturbed = run()
+    assert undisturbed.wait_end()["exit_code"] == 0, undisturbed.everything()
+    job = run(f"--hold=1:{FAULT_STEP}:backward")
+    job.wait_held(1, FAULT_STEP)
+    job.strike("power-off", 1)
+    assert_went_on(job, undisturbed.final_state(), {1})
+    assert job.records("incident", phase="redundancy restored"), job.everything()
+
+
+@pytest.mark.matrix
+def test_replicas_go_by_mpi_and_a_lost_node_costs_only_that(slurm: MiniCluster) -> None:
+    """The movers are a job step of their own; the next world is of the nodes that are left."""
+    expected = reference(slurm, 1)
+    args = [f"--steps={STEPS}", "--step-s=0.5", f"--hold=1:{FAULT_STEP}:backward"]
+    job = submit(slurm, launch=[*launch_options(1, "at-start"), "--mpi=pmi2"], script_args=args)
+    job.wait("replicas go by MPI", lambda: "go by mpi, not tcp" in job.said())
+    job.wait_held(1, FAULT_STEP)
+    job.strike("power-off", 1)
+    assert_went_on(job, expected, {1})
+    # Line by line, as said: to the lost node by TCP at once, in the next world by MPI again.
+    assert "go by tcp, not mpi any more" in job.said()
+    assert job.said().rindex("go by mpi, not tcp") > job.said().index("go by tcp, not mpi")
+
+
+@pytest.mark.matrix
+def test_node_and_holder_are_lost_at_once_and_the_checkpoint_is_there(slurm: MiniCluster) -> None:
+    """Only what one rank alone has is gone with both; all go back to what is on disk."""
+
+    def run(*args: str, checkpoints: str) -> TrainingJob:
+        out = slurm.base / f"out-{checkpoints}"
+        out.mkdir(exist_ok=True)
+        launch = [
+            *launch_options(1, "at-start", spares=2),
+            f"--checkpoint-dir={slurm.base / checkpoints}",
+            "--checkpoint-every=2",
+        ]
+        script_args = [str(out), "fsdp", f"--steps={STEPS}", *args]
+        return submit(slurm, nodes=5, launch=launch, script=LAYOUT, script_args=script_args)
+
+    undisturbed = run(checkpoints="quiet")
+    assert undisturbed.wait_end()["exit_code"] == 0, undisturbed.everything()
+    job = run(f"--hold=1:{FAULT_STEP}:backward", checkpoints="kept")
+    job.wait_held(1, FAULT_STEP)
+    job.wait("a checkpoint", lambda: job.records("checkpoint"))
+    # The holder of rank 1's replica is on the node of the next rank of its ring.
+    job.strike("power-off", 1)
+    job.cluster.power_off(job.node_of(2))
+    end = job.wait_end()
+    assert end["exit_code"] == 0, job.everything()
+    assert job.records("incident", phase="durable checkpoint"), job.everything()
+    assert job.final_state() == undisturbed.final_state(), job.everything()
 
 
 @mostly_at_start
@@ -128,6 +195,7 @@ def test_kill_of_one_rank_is_repaired_on_its_own_node(slurm: MiniCluster, spare_
     assert len({node for node, _pid in job.process_ids()[4]}) == 1
 
 
+@pytest.mark.matrix
 @mostly_at_start
 def test_frozen_rank_is_ended_and_replaced(slurm: MiniCluster, spare_start: str) -> None:
     expected = reference(slurm, 1)
@@ -135,6 +203,7 @@ def test_frozen_rank_is_ended_and_replaced(slurm: MiniCluster, spare_start: str)
     assert_went_on(job, expected, {2})
 
 
+@pytest.mark.matrix
 def test_frozen_node_is_replaced_and_cannot_come_back(slurm: MiniCluster) -> None:
     expected = reference(slurm, 1)
     job = strike_in_backward(slurm, "freeze-node", 1, 1, "at-start")
@@ -142,6 +211,43 @@ def test_frozen_node_is_replaced_and_cannot_come_back(slurm: MiniCluster) -> Non
     job.wait("the swap", lambda: job.incidents())
     slurm.thaw(node)
     assert_went_on(job, expected, {1})
+
+
+@pytest.mark.matrix
+def test_every_process_is_killed_at_once_and_the_arenas_are_there(slurm: MiniCluster) -> None:
+    expected = reference(slurm, 1)
+    holds = [f"--hold={rank}:{FAULT_STEP}:backward" for rank in range(3)]
+    job = submit(
+        slurm,
+        launch=launch_options(1, "at-start"),
+        script_args=[f"--steps={STEPS}", *holds],
+    )
+    for rank in range(3):
+        job.wait_held(rank, FAULT_STEP)
+    for rank in range(3):
+        job.strike("kill", rank)
+    assert_went_on(job, expected, {0, 1, 2})
+    (closed,) = job.incidents()
+    assert (closed["rung"], closed["replayed_steps"]) == (3, 0)
+
+
+@pytest.mark.matrix
+def test_node_that_reaches_the_launcher_but_not_its_peers_is_swapped(slurm: MiniCluster) -> None:
+    """Its step hangs and is tried again, and then the groups cannot be connected."""
+    expected = reference(slurm, 1, ["--side-group"])
+    job = submit(
+        slurm,
+        launch=[*launch_options(1, "at-start"), "--collective-timeout=5"],
+        script_args=[f"--steps={STEPS}", "--side-group", f"--hold=1:{FAULT_STEP}:backward"],
+    )
+    job.wait_held(1, FAULT_STEP)
+    cut, peers = job.node_of(1), [job.node_of(0), job.node_of(2)]
+    slurm.part(cut, peers)
+    job.release(1, FAULT_STEP)
+    assert_went_on(job, expected, {1})
+    assert f"{cut} has no path to " in job.said(), job.everything()
+    (closed,) = job.incidents()
+    assert closed["rung"] == 2
 
 
 @pytest.mark.matrix
@@ -216,6 +322,7 @@ def test_second_power_off_during_recovery(slurm: MiniCluster, spare_start: str) 
     assert_went_on(job, expected, {1, 2})
 
 
+@pytest.mark.matrix
 @mostly_at_start
 def test_power_off_of_the_spare_that_is_taking_over(slurm: MiniCluster, spare_start: str) -> None:
     expected = reference(slurm, 1)
@@ -226,6 +333,7 @@ def test_power_off_of_the_spare_that_is_taking_over(slurm: MiniCluster, spare_st
     assert len(job.process_ids()[1]) == 3
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("how", ["scontrol", pytest.param("time-out", marks=pytest.mark.matrix)])
 def test_swap_after_slurm_has_marked_the_node_down(slurm: MiniCluster, how: str) -> None:
     slurm.set_slurmd_timeout(5)

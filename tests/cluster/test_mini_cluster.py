@@ -104,6 +104,7 @@ def test_a_no_kill_job_goes_on_after_a_power_off_before_slurm_has_noticed(
     assert slurm.find_processes("n2", "sleep 100000")
 
 
+@pytest.mark.matrix
 def test_a_silent_node_is_marked_down_and_leaves_the_job(slurm: MiniCluster) -> None:
     slurm.set_slurmd_timeout(4, message_timeout_s=5)
     job = run_step_everywhere(slurm)
@@ -214,6 +215,7 @@ def test_one_process_of_a_job_can_be_killed_by_its_id(slurm: MiniCluster) -> Non
     assert slurm.wait_job(job, PATIENCE_S).exit_code == 128 + signal.SIGKILL
 
 
+@pytest.mark.matrix
 def test_jobs_go_on_without_slurmctld(slurm: MiniCluster) -> None:
     job = run_step_everywhere(slurm)
     slurm.stop_controller()
@@ -224,7 +226,8 @@ def test_jobs_go_on_without_slurmctld(slurm: MiniCluster) -> None:
 
 
 OWNER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been ignored in the parent
 sys.path.insert(0, sys.argv[1])
 from mini_cluster import MiniCluster
 cluster = MiniCluster(nodes=2)
@@ -263,6 +266,7 @@ def test_nothing_is_left_when_the_owner_is_ended_by_a_signal(number: signal.Sign
     assert root not in Path("/proc/self/mountinfo").read_text()
 
 
+@pytest.mark.matrix
 def test_two_clusters_live_side_by_side(slurm: MiniCluster) -> None:
     with MiniCluster(nodes=1) as other:
         (other.base / "mine").touch()

@@ -144,6 +144,7 @@ def test_no_kill_in_the_batch_script_is_found(slurm: MiniCluster) -> None:
     assert answers.startswith("n[1-4]: python ")
 
 
+@pytest.mark.matrix
 def test_no_kill_variable_at_submission_is_found(slurm: MiniCluster) -> None:
     told = prepare(slurm, header="", no_kill=False, env={"SBATCH_NO_KILL": "set"})
     assert ["no-kill", True, "the job outlives its nodes (SBATCH_NO_KILL is set)"] in told["checks"]
@@ -189,7 +190,13 @@ def test_run_directory_that_is_not_shared_is_told_with_the_nodes(slurm: MiniClus
     assert "choose a --run-dir on a file system that all nodes share" in told["error"]
 
 
-@pytest.mark.parametrize("fault", ["power_off", "freeze", "mark_down"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "power_off",
+        *(pytest.param(each, marks=pytest.mark.matrix) for each in ("freeze", "mark_down")),
+    ],
+)
 def test_node_lost_before_the_start_costs_the_spare(slurm: MiniCluster, fault: str) -> None:
     go = slurm.base / f"go-{fault}"
     waiting = f"while [ ! -e {go} ]; do sleep 0.1; done"
@@ -203,6 +210,7 @@ def test_node_lost_before_the_start_costs_the_spare(slurm: MiniCluster, fault: s
     assert [text for _, ok, text in told["checks"] if ok is None and "n3" in text]
 
 
+@pytest.mark.matrix
 def test_silent_node_that_blocks_the_first_step_is_given_back(slurm: MiniCluster) -> None:
     # With this time-out the node turns silent soon, and DOWN only after the test.
     slurm.set_slurmd_timeout(90)
@@ -218,7 +226,7 @@ def test_silent_node_that_blocks_the_first_step_is_given_back(slurm: MiniCluster
     assert [text for *_, text in told["checks"] if text.startswith("n3 given back to Slurm")]
 
 
-@pytest.mark.parametrize("grace_s", [0.0, 1.0])
+@pytest.mark.parametrize("grace_s", [pytest.param(0.0, marks=pytest.mark.matrix), 1.0])
 def test_stopped_agent_leaves_nothing_on_its_node(slurm: MiniCluster, grace_s: float) -> None:
     where = slurm.base / f"agent-{grace_s}"
     where.mkdir()

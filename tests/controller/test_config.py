@@ -28,6 +28,7 @@ def test_world_size_counts_active_nodes_only() -> None:
         ({"spares": ("n1",)}, "named twice: n1, n1"),
         ({"nproc_per_node": 0}, "must be at least 1"),
         ({"spare_start": "never"}, "at-start, on-failure"),
+        ({"collective_timeout_s": 3.0}, "must be longer than heartbeat_timeout_s, 3"),
     ],
 )
 def test_nonsense_is_refused(changes: dict[str, object], words: str) -> None:

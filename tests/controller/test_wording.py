@@ -12,10 +12,12 @@ from deadpool_launch.controller.wording import (
     exit_text,
     fold,
     loss_text,
+    nodes_text,
     plural,
     ranks_text,
     seconds,
     short_error,
+    size,
     steps_text,
 )
 
@@ -33,6 +35,19 @@ def test_runs_become_ranges() -> None:
 def test_one_rank_is_singular() -> None:
     assert ranks_text([3]) == "rank 3"
     assert ranks_text([4, 5, 6, 7]) == "ranks 4-7"
+
+
+def test_many_nodes_are_a_number() -> None:
+    assert nodes_text(["n1", "n2"]) == "n1, n2"
+    assert nodes_text(f"n{i}" for i in range(300)) == "300 nodes"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 KiB"), (1536, "1.5 KiB"), (12 << 30, "12 GiB"), (1023 << 20, "1023 MiB")],
+)
+def test_size_is_in_the_unit_that_fits(nbytes: int, text: str) -> None:
+    assert size(nbytes) == text
 
 
 def test_steps_may_be_none() -> None:

@@ -5,24 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import local_run
 import psutil
 import pytest
-from local_run import records
+from local_run import records, wait
 
 ENDLESS = ["--", "--steps", 100000, "--step-s", 0.02]
-
-
-def wait(what: str, holds: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + local_run.LONG_S
-    while not (found := holds()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-    return found
 
 
 def find(pid: int, module: str, node: str) -> psutil.Process:
@@ -81,15 +71,34 @@ def test_agent_alone_dies_or_freezes_and_its_node_is_replaced(
         assert process.wait(local_run.LONG_S) == 130
 
 
+def test_replicator_is_replaced_and_ranks_do_not_notice(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with local_run.started(run_dir, "--nodes", 2, "--spares", 1, *ENDLESS) as process:
+        wait("steps", lambda: records(run_dir, "step", step=2))
+        find(process.pid, "replication.replicator", "local2").kill()
+        wait("a new replicator", lambda: records(run_dir, "event", name="ReplicatorUp"))
+        before = max(record["step"] for record in records(run_dir, "step"))
+        wait("more steps", lambda: records(run_dir, "step", step=before + 5))
+        assert not records(run_dir, "incident")
+        # Replicas go to the new one: the other node may be lost.
+        find(process.pid, "deadpool_launch.agent", "local1").kill()
+        closed = wait("the swap", lambda: records(run_dir, "incident", phase="closed"))
+        assert closed[0]["verdict"] == "continued"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(local_run.LONG_S) == 130
+    assert not list(Path("/dev/shm").glob(f"deadpool-{run_dir.name}.*"))
+
+
 def test_launcher_that_was_stopped_for_a_while_blames_nobody(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     options = ("--nodes", 2, "--spares", 1, "--heartbeat-timeout", 2, *ENDLESS)
     with local_run.started(run_dir, *options) as process:
         wait("steps", lambda: records(run_dir, "step", step=2))
-        process.send_signal(signal.SIGSTOP)
+        launcher = records(run_dir, "job")[0]["pid"]
+        os.kill(launcher, signal.SIGSTOP)
         # Twice the time-out: the silence lies with the launcher.
         time.sleep(4)
-        process.send_signal(signal.SIGCONT)
+        os.kill(launcher, signal.SIGCONT)
         before = max(record["step"] for record in records(run_dir, "step"))
         wait("more steps", lambda: records(run_dir, "step", step=before + 20))
         assert not records(run_dir, "incident")

@@ -113,10 +113,17 @@ def test_argument_without_separator_points_to_it(
         ("train.py --site cloud", 2, "'cloud' is not one of 'slurm', 'local'"),
         ("train.py --nodes many", 2, "'many' is not a valid integer"),
         ("train.py --site local --nproc-per-node gpu", 2, "--nproc-per-node gpu: the job has no"),
-        ("train.py --site local --fault x", 2, "--fault x: not of the form KIND:TARGET@STEP"),
+        ("train.py --site local --fault x", 2, "KIND:TARGET@STEP, such as power-off:1@5"),
         ("train.py", 10, "not inside a Slurm allocation: submit a script that runs this with"),
         ("train.py --site slurm", 10, "not inside a Slurm allocation"),
         ("train.py --site local --world-size 3 --dry-run", 2, "--world-size 3: 1 active node with"),
+        ("train.py --site local --checkpoint-dir x", 2, "--checkpoint-every go together: name a"),
+        ("train.py --site local --checkpoint-every 5", 2, "--checkpoint-every go together: name a"),
+        ("train.py --site local --checkpoint-dir x --checkpoint-every 0", 2, "(at least 1)"),
+        ("train.py --site local --checkpoint-dir x --checkpoint-every y", 2, "not a valid integer"),
+        ("train.py --site local --mpi pmi2", 2, "--mpi pmi2: with --site local it is mpiexec"),
+        ("train.py --site local --mpi openmpi", 2, "'openmpi' is not one of 'none', 'pmi2'"),
+        ("train.py --site local --rules none.yaml --dry-run", 2, "none.yaml: cannot be read (No"),
     ],
 )
 def test_mistake_is_told_in_one_sentence(
@@ -146,6 +153,30 @@ def test_dry_run_starts_no_agent_on_spares_that_wait_for_a_failure(script: Path)
     output = CliRunner().invoke(cli.command, arguments.split(), standalone_mode=False).output
     assert output.count("deadpool_launch.agent") == 1
     assert "on failure, the same for local2" in output
+
+
+def test_dry_run_shows_how_the_processes_with_mpi_start(script: Path) -> None:
+    arguments = "train.py --site local --nodes 2 --spares 1 --mpi mpiexec --dry-run"
+    output = CliRunner().invoke(cli.command, arguments.split(), standalone_mode=False).output
+    command = shlex.split(output.splitlines()[-1])
+    assert command[0].endswith("mpiexec")
+    nodes = [command[at + 1] for at, word in enumerate(command) if word == "DEADPOOL_MOVER_NODE"]
+    assert nodes == ["local1", "local2", "local3"]
+    assert output.count("--carriers mpi") == 3
+
+
+def test_dry_run_says_where_checkpoints_go_and_makes_nothing(script: Path) -> None:
+    arguments = "train.py --site local --checkpoint-dir x --checkpoint-every 5 --dry-run"
+    output = CliRunner().invoke(cli.command, arguments.split(), standalone_mode=False).output
+    assert f"a durable checkpoint every 5 steps in {script.parent}/x/local-" in output
+    assert not (script.parent / "x").exists()
+
+
+def test_dry_run_of_a_job_without_mpi_shows_none(script: Path) -> None:
+    arguments = "train.py --site local --nodes 2 --dry-run"
+    output = CliRunner().invoke(cli.command, arguments.split(), standalone_mode=False).output
+    assert "mpiexec" not in output
+    assert "--carriers" not in output
 
 
 def test_help_fits_in_80_columns_and_groups_the_options(script: Path) -> None:
@@ -188,10 +219,16 @@ def test_launcher_reaches_neither_torch_nor_mpi() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=environ, check=False).returncode == 0
 
 
+def test_unknown_command_lists_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_cli.run(["rehears"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("deadpool: rehears is not a command of deadpool; those are ")
+    assert error.endswith(" rehearse and version\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("rehears", "rehears is not a command of deadpool; those are rehearse and version"),
         ("--bogus", "--bogus is not an option of deadpool"),
         ("version --bogus", "--bogus is not an option of deadpool version"),
         (
@@ -230,6 +267,10 @@ def test_mistake_with_deadpool_is_told_in_one_sentence(
 def test_deadpool_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main_cli.run([]) == 2
     assert capsys.readouterr().out.startswith("Usage: deadpool ")
+    assert main_cli.run(["policy"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Usage: deadpool policy ")
+    assert captured.err == ""
 
 
 def test_deadpool_version_names_what_a_job_depends_on() -> None:

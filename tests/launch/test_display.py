@@ -78,6 +78,15 @@ def test_without_a_terminal_each_line_is_written_once() -> None:
         assert text.count(once) == 1, once
 
 
+def test_the_loss_beside_a_step_is_that_of_the_step() -> None:
+    """Ranks complete it one after the other, and the first of them go on meanwhile."""
+    view = _view(2)
+    for rank, step, loss in [(0, 11, 7.0), (0, 12, 9.0), (1, 11, 1.0)]:
+        fields = {"rank": rank, "step": step, "epoch": 1, "loss": loss}
+        view.apply({"at": 4.0, "kind": "step", **fields})
+    assert any("step 11, loss 4.0000" in line for line in _lines(view, 80))
+
+
 def test_a_terminal_is_redrawn_in_place() -> None:
     output = io.StringIO()
     console = Console(file=output, width=80, height=30, force_terminal=True)

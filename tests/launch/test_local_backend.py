@@ -12,11 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
+from traces import living_children
 
 from deadpool_launch.backends.base import AgentHandle
 from deadpool_launch.backends.local import LocalBackend
 from deadpool_launch.errors import StartFailed
 from deadpool_launch.options import LaunchOptions
+from deadpool_runtime.replication.arena import Arena, arena_path
 
 #: An agent that ignores SIGTERM, with a child, a grandchild in a session of its own, and an orphan
 #: whose parent has ended. Each writes its process id down and waits.
@@ -78,7 +80,9 @@ def test_node_count_is_what_was_asked_for() -> None:
     options = LaunchOptions(script="/t.py", site="local", nodes=3, spares=1, run_dir="/runs/x")
     allocation = LocalBackend().discover(options)
     assert allocation.nodes == ("local1", "local2", "local3", "local4")
-    assert (allocation.job_id, allocation.batch_host) == ("x", None)
+    assert allocation.job_id.startswith("x.")
+    assert allocation.job_id != LocalBackend().discover(options).job_id
+    assert allocation.batch_host is None
     assert allocation.launcher_host == "127.0.0.1"
     assert allocation.env == {"GLOO_SOCKET_IFNAME": "lo"}
 
@@ -139,7 +143,11 @@ def test_stop_leaves_no_process_of_the_node(tmp_path: Path, grace_s: float) -> N
 def test_orphans_of_a_dead_agent_still_belong_to_its_node(tmp_path: Path) -> None:
     async def test(backend: LocalBackend) -> None:
         agent = await start_tree(backend, "local1", tmp_path / "one")
-        (own,) = [child for child in psutil.Process().children() if TREE in child.cmdline()]
+        (own,) = [
+            child
+            for child in living_children()
+            if child.ppid() == os.getpid() and TREE in child.cmdline()
+        ]
         own.kill()
         assert await agent.wait() == -signal.SIGKILL
         assert len(alive(tmp_path / "one")) == PROCESSES_OF_TREE
@@ -170,6 +178,24 @@ def test_power_off_kills_the_agent_with_everything_else(tmp_path: Path) -> None:
         await backend.power_off("local1")
         assert await agent.wait() == -signal.SIGKILL
         assert alive(tmp_path / "one") == set()
+
+    run(test)
+
+
+def test_memory_of_a_node_goes_when_it_is_powered_off_and_not_before(tmp_path: Path) -> None:
+    options = LaunchOptions(script="/t.py", site="local", nodes=11, run_dir=str(tmp_path))
+
+    async def test(backend: LocalBackend) -> None:
+        job_id = backend.discover(options).job_id
+        arenas = {node: Arena.create(arena_path(job_id, node, 2)) for node in ("local1", "local11")}
+        await start_tree(backend, "local1", tmp_path / "one")
+        backend.freeze("local1")
+        assert arenas["local1"].path.exists()
+        await backend.power_off("local1")
+        assert not arenas["local1"].path.exists()
+        assert arenas["local11"].path.exists()
+        for arena in arenas.values():
+            arena.remove()
 
     run(test)
 

@@ -23,7 +23,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str,
 
 
 @pytest.mark.parametrize("fault", ["power-off:1@4", "vanish:0@4", "kill:3@4", "freeze:2@4"])
-@pytest.mark.parametrize("spare_start", ["at-start", "on-failure"])
+@pytest.mark.parametrize(
+    "spare_start", ["at-start", pytest.param("on-failure", marks=pytest.mark.matrix)]
+)
 def test_every_fault_leaves_the_undisturbed_state(
     tmp_path: Path, undisturbed: dict[int, dict[str, str]], fault: str, spare_start: str
 ) -> None:
@@ -164,10 +166,25 @@ def test_no_spare_left_is_a_verdict(tmp_path: Path) -> None:
     assert "no spare" in done.stdout
 
 
-def test_loss_of_every_rank_is_a_verdict_not_a_new_start(tmp_path: Path) -> None:
+def test_spare_that_holds_the_replicas_of_the_only_node_goes_on_alone(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    done = local_run.run(run_dir, "--nodes", 1, "--spares", 1, "--fault", "power-off:0@3", *STEPS)
+    options = ("--nodes", 1, "--spares", 1, "--fault", "power-off:0@6", *STEPS)
+    with local_run.started(run_dir, *options, "--hold", "0:1:forward") as running:
+        # Until it is warm the spare holds nothing.
+        warm = {"name": "AgentWarm", "node": "local2"}
+        local_run.wait("the spare is warm", lambda: records(run_dir, "event", **warm))
+        (run_dir / "release-0-1").touch()
+        assert running.wait(local_run.LONG_S) == 0
+    closed = records(run_dir, "incident", phase="closed")
+    assert [record["verdict"] for record in closed] == ["continued"]
+
+
+def test_loss_of_every_copy_is_a_verdict_not_a_new_start(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    options = ("--nodes", 1, "--spares", 1, "--spare-start", "on-failure")
+    done = local_run.run(run_dir, *options, "--fault", "power-off:0@3", *STEPS)
     assert done.returncode == 31, explain(done, run_dir)
+    assert "no copy of any step is left" in done.stdout
 
 
 def test_used_run_directory_is_refused(tmp_path: Path) -> None:

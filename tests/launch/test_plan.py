@@ -30,14 +30,27 @@ def test_batch_host_is_active_only_where_every_node_is() -> None:
     assert "n1 runs ranks beside the launcher" in plan.describe()
 
 
-def test_batch_host_is_unused_rather_than_active_when_nodes_are_left_over() -> None:
+def test_batch_host_is_left_over_rather_than_active() -> None:
     plan = make_plan(NODES, "n1", options(nodes=3))
     assert plan.active == ("n2", "n3", "n4")
-    assert plan.unused == ("n1",)
+    assert (plan.extras, plan.unused) == (("n1",), ())
+    plan = make_plan(NODES, "n1", options(nodes=3, extra_nodes="unused"))
+    assert (plan.extras, plan.unused) == ((), ("n1",))
+
+
+def test_nodes_that_are_left_over_come_behind_the_spares() -> None:
+    plan = make_plan(NODES, None, options(nodes=2, spares=1))
+    assert (plan.spares, plan.extras, plan.unused) == (("n3",), ("n4",), ())
+    assert "used only when no spare is left (n4); --spares 2 would hold it" in plan.describe()
+
+
+def test_batch_host_is_the_last_of_the_nodes_that_are_left_over() -> None:
+    plan = make_plan(NODES, "n1", options(nodes=2, spares=1))
+    assert (plan.active, plan.spares, plan.extras) == (("n2", "n3"), ("n4",), ("n1",))
 
 
 def test_batch_host_is_a_spare_before_it_is_unused() -> None:
-    plan = make_plan(NODES, "n1", options(nodes=2, spares=1))
+    plan = make_plan(NODES, "n1", options(nodes=2, spares=1, extra_nodes="unused"))
     assert (plan.active, plan.spares, plan.unused) == (("n2", "n3"), ("n1",), ("n4",))
 
 
@@ -102,14 +115,15 @@ def test_allocation_without_nodes_is_refused() -> None:
     nodes=st.none() | st.integers(1, 12),
     spares=st.integers(0, 12),
     bad=st.sets(st.integers(0, 11)),
+    extra_nodes=st.sampled_from(("spares", "unused")),
 )
 def test_every_plan_gives_each_good_node_one_role(
-    total: int, batch: int, nodes: int | None, spares: int, bad: set[int]
+    total: int, batch: int, nodes: int | None, spares: int, bad: set[int], extra_nodes: str
 ) -> None:
     names = [f"n{number}" for number in range(total)]
     batch_host = names[batch] if batch < total else None
     left_out = [name for number, name in enumerate(names) if number in bad]
-    wanted = options(nodes=nodes, spares=spares)
+    wanted = options(nodes=nodes, spares=spares, extra_nodes=extra_nodes)
     try:
         plan = make_plan(names, batch_host, wanted, left_out)
     except (UsageError, UnsuitableError):
@@ -117,23 +131,27 @@ def test_every_plan_gives_each_good_node_one_role(
         active_count = nodes if nodes is not None else total - spares
         assert not enough or total - len(left_out) < active_count
         return
-    roles = [*plan.active, *plan.spares, *plan.unused]
+    roles = [*plan.active, *plan.spares, *plan.extras, *plan.unused]
+    assert not plan.extras or not plan.unused
     assert sorted(roles) == sorted(set(names) - set(left_out))
     assert len(plan.active) == (nodes if nodes is not None else total - spares)
     assert len(plan.spares) <= spares
     if batch_host in plan.active:
         assert not plan.spares
+        assert not plan.extras
         assert not plan.unused
     if batch_host in plan.spares:
         assert plan.spares[-1] == batch_host
+    if batch_host in plan.extras:
+        assert plan.extras[-1] == batch_host
     if batch_host in plan.unused:
         assert not plan.spares
 
 
 def test_agent_command_line_carries_no_secret() -> None:
-    assert agent_argv("python", "n2", "10.0.0.1:4000", "/runs/7") == [
+    assert agent_argv("python", "n2", "10.0.0.1:4000", "/runs/7", 3) == [
         *("python", "-m", "deadpool_launch.agent", "--node", "n2"),
-        *("--connect", "10.0.0.1:4000", "--run-dir", "/runs/7"),
+        *("--connect", "10.0.0.1:4000", "--run-dir", "/runs/7", "--epoch", "3"),
     ]
 
 
@@ -146,6 +164,8 @@ def test_agent_command_line_carries_no_secret() -> None:
         ({"nproc_per_node": 0}, "--nproc-per-node 0"),
         ({"max_restarts": -1}, "--max-restarts -1"),
         ({"heartbeat_timeout_s": 0.1}, "--heartbeat-timeout 0.1"),
+        ({"collective_timeout_s": 3.0}, "--collective-timeout 3"),
+        ({"collective_timeout_s": 90000.0}, "--collective-timeout 90000"),
         ({"agent_start_timeout_s": 0}, "--agent-start-timeout 0"),
         ({"site": "cloud"}, "--site cloud"),
         ({"spare_start": "never"}, "--spare-start never"),

@@ -94,7 +94,7 @@ def test_probe_runs_without_torch_and_leaves_nothing(tmp_path: Path) -> None:
     token_path(tmp_path, "abc").touch()
     argv = [sys.executable, "-X", "importtime", "-m", "deadpool_launch.preflight_probe"]
     done = subprocess.run(
-        [*argv, str(tmp_path), "abc"],
+        [*argv, str(tmp_path), "abc", "[]"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SLURMD_NODENAME": "n7"},
         capture_output=True,
         text=True,

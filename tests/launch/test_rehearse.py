@@ -15,7 +15,9 @@ import psutil
 import pytest
 
 from deadpool_launch.faults import parse_fault, striking_ranks
-from deadpool_launch.follow import JournalTail, RunView
+from deadpool_launch.follow import JournalTail, RankView, RunView, StepView
+from deadpool_launch.rehearsal_run import Outcome
+from deadpool_launch.rehearse import Rehearsal, _why_missed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 _REHEARSE = [sys.executable, "-m", "deadpool_launch.main_cli", "rehearse"]
@@ -93,6 +95,18 @@ def test_a_fault_that_is_never_reached_is_no_rehearsal(tmp_path: Path) -> None:
     assert "NOT REHEARSED: kill:0@500" in done.stdout
     assert done.stdout.count("deadpool-rehearsal-") == 1
     assert _view(_kept(done, tmp_path) / "disturbed").step == 12
+
+
+def test_a_fault_that_was_due_on_a_replaced_process_says_so(tmp_path: Path) -> None:
+    faults = (parse_fault("kill:1@5"), parse_fault("kill:1@9"), parse_fault("kill:0@99"))
+    rehearsal = Rehearsal(Path("train.py"), (), 2, 1, 1, faults, False, None)
+    view = RunView()
+    view.steps.append(StepView(1.0, 0, 14, 1, None))
+    view.ranks = {rank: RankView(rank, f"local{rank}", 1, 1, 14) for rank in (0, 1)}
+    view.ranks[1].processes = 2
+    outcome = Outcome(0, view, tmp_path, ())
+    assert "rank 1 that was to do it was replaced" in _why_missed(rehearsal, faults[1], outcome)
+    assert _why_missed(rehearsal, faults[2], outcome) == "the run ended after step 14."
 
 
 def test_a_rehearsal_that_succeeds_leaves_nothing_and_names_no_folder() -> None:
@@ -223,3 +237,22 @@ def test_an_interrupt_ends_every_process_within_ten_seconds(
         process.wait()
     assert process.stderr is not None
     assert process.stderr.read() == "Interrupted; every process of the rehearsal has ended.\n"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [("--checkpoint-dir", "x"), ("--checkpoint-every", 2), ("--checkpoint-every", 0)],
+)
+def test_checkpoints_need_a_folder_and_a_number_of_steps(given: tuple[object, ...]) -> None:
+    done = _rehearse(EXAMPLE, "--fault", "kill:0@3", *given)
+    assert done.returncode == 2
+    assert "--checkpoint-dir and --checkpoint-every go together" in done.stderr
+
+
+def test_both_runs_write_checkpoints_to_folders_of_their_own(tmp_path: Path) -> None:
+    done = _rehearse(
+        *(EXAMPLE, "--nodes", 1, "--spares", 1, "--fault", "kill:0@9"),
+        *("--checkpoint-dir", tmp_path, "--checkpoint-every", 4, "--", *_SMALL),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(tmp_path.iterdir())) == 2

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from rich.console import Console
 
+from deadpool_launch.display import print_table
 from deadpool_launch.follow import IncidentView, RunView
 from deadpool_launch.timeline import TimelineRow, bar, headline, render, timeline
 
@@ -113,6 +116,17 @@ def test_a_second_incident_does_not_take_the_first_ones_fault() -> None:
     assert view.incidents[2].fault_at == 5.0
 
 
+def test_replicas_that_are_whole_again_after_the_verdict_have_a_row_but_do_not_move_it() -> None:
+    incident = _incident()
+    incident.records.append(
+        {"at": 104.0, "kind": "incident", "number": 1, "phase": "redundancy restored"}
+    )
+    assert incident.closed_at == 102.0
+    assert "continued 2.00 s after the first sign" in headline(incident)
+    last = timeline(incident)[-1]
+    assert (last.phase, last.since_s, last.took_s) == ("redundancy restored", 4.0, 2.0)
+
+
 def test_bars_follow_one_another_and_stay_inside() -> None:
     rows = timeline(_incident())
     bars = [bar(row, 0.0, rows[-1].since_s, 20) for row in rows]
@@ -123,6 +137,28 @@ def test_bars_follow_one_another_and_stay_inside() -> None:
 
 def test_an_incident_of_no_length_has_a_bar() -> None:
     assert bar(TimelineRow("opened", "", 0.0, 0.0), 0.0, 0.0, 20) == (0, 1)
+
+
+def test_a_long_text_takes_two_lines_and_the_end_is_told_once() -> None:
+    incident = _incident(closed=False)
+    incident.records[2]["detail"] = "rank 1 waits " * 20
+    incident.records.append(
+        {
+            "at": 102.0,
+            "phase": "closed",
+            "verdict": "continued",
+            "detail": "continued from step 4 in "
+            "0.4 s after the first sign; 0 completed steps run again",
+        }
+    )
+    assert timeline(incident)[-1].detail == "continued from step 4"
+    out = io.StringIO()
+    print_table(render(incident, 80), Console(width=80, file=out))
+    lines = out.getvalue().splitlines()
+    assert not [line for line in lines if line != line.rstrip()]
+    first = next(index for index, line in enumerate(lines) if line.startswith("spare ready"))
+    assert lines[first + 1].endswith("…")
+    assert lines[first + 2].startswith("replacement up")
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -14,6 +14,8 @@ from one_rank import BATCHES, Launcher, Training, install
 from deadpool_runtime.testing import FakeLauncher, Outcome, ParkedProcess
 
 TRAIN = Path(__file__).with_name("scripts") / "train.py"
+LAYOUT = TRAIN.with_name("layout.py")
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @dataclass
@@ -83,15 +85,76 @@ def undisturbed(train: Callable[..., Run]) -> Callable[..., Run]:
     return run
 
 
-@pytest.fixture
-def launcher(monkeypatch: pytest.MonkeyPatch) -> Launcher:
-    return install(monkeypatch)
+@pytest.fixture(scope="session")
+def parked_with_layouts() -> Iterator[ParkedProcess]:
+    """One that has the layouts imported, which takes longer than all the rest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SUPPORT))
+        patch.setenv("DEADPOOL_PRELOAD", "parallel_layouts")
+        process = ParkedProcess()
+    with process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def run_layout(
+    parked_with_layouts: ParkedProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
+    """Run scripts/layout.py on the ranks that the layout needs; returns the launcher's view and
+    what must not differ. ``kind``: the launcher's class, which gets the other keyword arguments."""
+
+    def run(
+        layout: str,
+        *args: str,
+        kind: type[FakeLauncher] = FakeLauncher,
+        deadline_s: float = 200.0,
+        **launcher: Any,
+    ) -> tuple[Outcome, Any]:
+        import parallel_layouts
+
+        size, _ = parallel_layouts.LAYOUTS[layout]
+        directory = tmp_path_factory.mktemp("layout")
+        outcome = kind(
+            parked_with_layouts,
+            str(LAYOUT),
+            [str(directory), layout, *args],
+            world_size=size,
+            run_dir=directory,
+            deadline_s=deadline_s,
+            **launcher,
+        ).run()
+        losses = {r: json.loads((directory / f"{r}.json").read_text()) for r in range(size)}
+        return outcome, ({r: outcome.final[r].parts for r in range(size)}, losses)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def undisturbed_layout(run_layout: Callable[..., Any]) -> Callable[..., Any]:
+    """The same without any loss; each combination of arguments is run once."""
+    known: dict[tuple[str, ...], Any] = {}
+
+    def run(*args: str) -> Any:
+        if args not in known:
+            outcome, numbers = run_layout(*args)
+            assert outcome.plans == []
+            known[args] = numbers
+        return known[args]
+
+    return run
 
 
 @pytest.fixture
-def expected(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launcher:
+    return install(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def expected(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> list[Any]:
     """The weights after a run in which nothing happens."""
-    install(monkeypatch)
+    install(monkeypatch, tmp_path_factory.mktemp("arena"))
     training = Training()
     for step, batch in training.job.steps(BATCHES):
         with step:

@@ -29,7 +29,7 @@ def _losses(command: list[str]) -> list[float]:
         text=True,
         timeout=180,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     said = re.findall(r"^step (\d+): loss ([\d.]+)$", done.stdout, re.MULTILINE)
     assert [step for step, _ in said] == ["10", "20"], done.stdout
     return [float(loss) for _, loss in said]

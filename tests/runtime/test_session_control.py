@@ -77,6 +77,64 @@ def test_a_revoke_before_begin_is_kept() -> None:
     assert groups.control.newest == 4
 
 
+def test_no_step_begins_behind_the_answer_to_hold(control: Control) -> None:
+    """The answer and the step that begins are one after the other, whichever thread is first."""
+    link = control._link
+    assert isinstance(link, Link)
+    assert control.begin_step(1, 1)
+    control.on_message(protocol.Hold(1, 1))
+    assert link.sent == [protocol.Holding(1, 1, 1)]
+    assert not control.begin_step(2, 1)
+    control.on_message(protocol.HoldAfter(1, 1, 2, last=True))
+    before = control.stopping, control.begin_step(2, 1)
+    assert before == (False, True), "step 1 is not the last one"
+    assert control.stopping
+    halt = control.wait_boundary(3, 1)
+    assert halt is not None
+    assert (halt.after, halt.number) == (2, 1)
+
+
+def test_what_another_hold_was_told_is_ignored(control: Control) -> None:
+    control.on_message(protocol.Hold(1, 1))
+    control.on_message(protocol.GoOn(1, 1))
+    assert control.begin_step(1, 1)
+    control.on_message(protocol.Hold(1, 2))
+    control.on_message(protocol.HoldAfter(1, 1, 7))
+    control.on_message(protocol.GoOn(1, 1))
+    assert not control.begin_step(2, 1)
+    control.on_message(protocol.HoldAfter(1, 2, 2))
+    assert control.begin_step(2, 1)
+    assert not control.begin_step(3, 1)
+
+
+def test_rank_at_the_boundary_leaves_it_with_the_next_epoch(control: Control) -> None:
+    control.on_message(protocol.Hold(1, 1))
+    control.on_message(protocol.HoldAfter(1, 1, 0))
+    halt = control.wait_boundary(1, 1)
+    assert halt is not None
+    waiting = threading.Thread(target=control.wait_leave, args=(halt,))
+    waiting.start()
+    control.on_message(protocol.Hold(2, 2))
+    assert control.must_wait(1), "a word of an epoch that is not declared yet changes nothing"
+    control.on_message(protocol.Revoke(2))
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert not control.begin_step(1, 1)
+
+
+def test_hold_that_follows_resume_at_once_stands(control: Control) -> None:
+    """The training thread may wake from its wait for Resume only after both have arrived."""
+    link = control._link
+    assert isinstance(link, Link)
+    control.on_message(protocol.Revoke(2))
+    control.on_message(protocol.Plan(2, 20, STORE, [], None))
+    control.on_message(protocol.Resume(2))
+    control.on_message(protocol.Hold(2, 1))
+    control.wait_resume(2, 20)
+    assert link.sent == [protocol.Holding(2, 1, 20)]
+    assert not control.begin_step(21, 2)
+
+
 def test_a_replacement_is_not_aborted_before_it_has_peers() -> None:
     groups = Groups()
     groups.control = Control(Link(), groups)
@@ -99,8 +157,8 @@ def test_waiting_for_a_plan_ends_when_a_newer_epoch_comes(control: Control) -> N
 
 def test_a_plan_of_another_epoch_is_not_taken(control: Control) -> None:
     control.on_message(protocol.Revoke(2))
-    control.on_message(protocol.Plan(1, 5, STORE, {}, b""))
-    plan = protocol.Plan(2, 4, STORE, {}, b"")
+    control.on_message(protocol.Plan(1, 5, STORE, [], None))
+    plan = protocol.Plan(2, 4, STORE, [], None)
     timer = threading.Timer(0.05, control.on_message, [plan])
     timer.start()
     assert control.wait_plan(2) == plan
@@ -108,11 +166,39 @@ def test_a_plan_of_another_epoch_is_not_taken(control: Control) -> None:
 
 
 def test_after_a_resume_later_steps_must_be_confirmed_anew(control: Control) -> None:
-    control.on_message(protocol.Confirmed(7))
+    control.confirm(1, 7)
     control.on_message(protocol.Revoke(2))
     control.on_message(protocol.Resume(2))
     control.wait_resume(2, step=5)
     assert control.confirmed == 5
+
+
+def test_confirmations_of_an_older_epoch_do_not_count(control: Control) -> None:
+    control.on_message(protocol.Revoke(2))
+    control.on_message(protocol.Resume(2))
+    control.wait_resume(2, step=5)
+    control.confirm(1, 6)
+    assert control.confirmed == 5
+    control.confirm(2, 6)
+    assert control.confirmed == 6
+
+
+def test_the_first_step_waits_for_the_word_or_a_loss(control: Control) -> None:
+    seen: list[Any] = []
+    control.on_protect = seen.append
+    control.on_message(protocol.Protect(1, None))
+    assert control.wait_protect(1)
+    control.on_message(protocol.Revoke(2))
+    assert not control.wait_protect(1)
+    assert seen == [protocol.Protect(1, None)]
+
+
+def test_what_could_not_be_fetched_is_said(control: Control) -> None:
+    control.assembled(1, "no such copy")
+    assert control.wait_assembled(1) == "no such copy"
+    control.on_message(protocol.Revoke(2))
+    with pytest.raises(Superseded):
+        control.wait_assembled(1)
 
 
 def test_verdicts(control: Control) -> None:
@@ -127,12 +213,13 @@ def test_verdicts(control: Control) -> None:
 def guarded(control: Control) -> Any:
     """A guard at step 5, an optimizer with a gradient, and the guard's link."""
     link = Link()
-    guard = StepGuard(control, link, confirm_timeout_s=0.05)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    guard = StepGuard(control, link, optimizers=[optimizer], confirm_timeout_s=0.05)
     guard.install()
     guard.begin(5, 1)
-    weight = torch.nn.Parameter(torch.ones(1))
     weight.grad = torch.ones(1)
-    yield guard, torch.optim.SGD([weight], lr=1.0), link
+    yield guard, optimizer, link
     guard.remove()
 
 
@@ -148,26 +235,73 @@ def test_the_guard_leaves_weights_alone_when_a_peer_was_lost(
 
 def test_the_guard_waits_for_the_step_before(guarded: Any, control: Control) -> None:
     guard, optimizer, link = guarded
-    control.on_message(protocol.Confirmed(4))
+    control.confirm(1, 4)
     optimizer.step()
-    assert guard.blocked_s == 0
+    assert guard.confirm_wait_s == 0
     assert link.sent == []
 
 
 def test_the_guard_waits_once_and_says_so_once(guarded: Any, control: Control) -> None:
     guard, optimizer, link = guarded
-    control.on_message(protocol.Confirmed(3))
+    control.confirm(1, 3)
     optimizer.step()
-    assert guard.blocked_s >= 0.05
+    assert guard.confirm_wait_s >= 0.05
     guard.begin(6, 1)
     optimizer.step()
-    assert guard.blocked_s == 0
+    assert guard.confirm_wait_s == 0
     assert guard.unprotected == 2
     assert len(link.sent) == 1
-    control.on_message(protocol.Confirmed(4))
+    control.confirm(1, 4)
     guard.begin(7, 1)
     optimizer.step()
-    assert guard.blocked_s >= 0.05
+    assert guard.confirm_wait_s >= 0.05
+
+
+def test_the_guard_waits_for_the_copy_and_not_for_a_replica_that_was_given_up(
+    control: Control,
+) -> None:
+    waited: list[int] = []
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    guard = StepGuard(
+        control,
+        Link(),
+        optimizers=[optimizer],
+        wait_copied=waited.append,
+        confirm_timeout_s=60,
+    )
+    guard.install()
+    guard.begin(5, 1)
+    control.give_up(4)
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    assert waited == [4]
+    assert guard.unprotected == 1
+    # The next step waits again, as its predecessor's replica is expected.
+    timer = threading.Timer(0.05, control.confirm, [1, 5])
+    timer.start()
+    guard.begin(6, 1)
+    optimizer.step()
+    timer.join()
+    guard.remove()
+    assert guard.unprotected == 1
+
+
+def test_a_replayed_graph_may_hold_an_optimizer_step(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed: list[Any] = []
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", replayed.append)
+    guard = StepGuard(control, Link(), confirm_timeout_s=60)
+    guard.install()
+    guard.begin(1, 1)
+    torch.cuda.CUDAGraph.replay("graph")  # type: ignore[arg-type]
+    control.on_message(protocol.Revoke(2))
+    with pytest.raises(Interrupted):
+        torch.cuda.CUDAGraph.replay("graph")  # type: ignore[arg-type]
+    guard.remove()
+    assert replayed == ["graph"]
+    assert torch.cuda.CUDAGraph.replay == replayed.append
 
 
 def test_an_optimizer_outside_of_a_body_is_refused(guarded: Any) -> None:

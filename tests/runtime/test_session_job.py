@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from one_rank import BATCHES, Launcher, Training, install, raising, run_body
 
 from deadpool_runtime import context, protocol, session
+from deadpool_runtime.encoding import decode
 from deadpool_runtime.errors import Misuse, UnsupportedState
+from deadpool_runtime.generators import made_of, state_of
 from deadpool_runtime.groups.errors import UnsupportedLayout
 from deadpool_runtime.job import Step
+from deadpool_runtime.later import encode_own
+from deadpool_runtime.user_state import copied, put_back
 
 
 def test_what_a_rank_says_in_a_quiet_run(launcher: Launcher) -> None:
     run_body(training := Training(), lambda step, batch: training(batch))
-    assert launcher.kinds() == ["Attached", *["StepDone"] * 6, "StepsEnded", "FinalState"]
+    kinds = [k for k in launcher.kinds() if k not in ("Snapshotted", "Protected")]
+    assert kinds == ["Attached", *["StepDone"] * 6, "StepsEnded", "FinalState"]
     done = [m for m in launcher.said if isinstance(m, protocol.StepDone)]
     assert [m.step for m in done] == [0, 1, 2, 3, 4, 5]
-    assert [bool(m.digest) for m in done] == [True, True, False, False, False, False]
+    copied = [m for m in launcher.said if isinstance(m, protocol.Snapshotted)]
+    assert [m.step for m in copied] == [0, 1]
+    assert {s.ranks for m in copied for s in m.segments} == {(0,)}
     parts = {"parameters", "buffers", "optimizer", "scheduler", "extras", "rng", "data", "user"}
     assert set(launcher.said[-1].parts) == parts
 
@@ -148,6 +159,111 @@ def test_state_that_cannot_come_back_is_refused_by_name(launcher: Launcher, numb
     assert done == list(range(number))
 
 
+def looped() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+ODD: dict[str, tuple[Callable[[], Any], str]] = {
+    "surrogate": (lambda: "caf\udce9", "'best' the text"),
+    "sparse": (lambda: [1, torch.eye(2).to_sparse()], "'best' at 1 a sparse tensor"),
+    "meta": (lambda: torch.ones(2, device="meta"), "'best' a meta tensor"),
+    "cycle": (looped, "'best' at 0 a list that contains itself"),
+    "nan": (lambda: {"a": {float("nan"): 1}}, "'best' at 'a' a value under the key nan"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_odd_value_is_refused_in_its_step(launcher: Launcher, kind: str) -> None:
+    training = Training()
+    make, text = ODD[kind]
+
+    def body(step: Step, batch: Any) -> None:
+        training(batch)
+        if step.number == 3:
+            training.job.state["best"] = make()
+
+    with pytest.raises(UnsupportedState, match=f"job.state holds at {text}"):
+        run_body(training, body)
+    assert [m.step for m in launcher.said if isinstance(m, protocol.StepDone)] == [0, 1, 2]
+
+
+def test_names_for_what_is_in_the_state_stay_true(launcher: Launcher) -> None:
+    training = Training()
+    state = training.job.state
+    history, sums = state.setdefault("history", []), state.setdefault("sums", torch.zeros(1))
+    state["same"] = [history]
+    inner = state.setdefault("by name", {"a": []})["a"]
+    numbers = []
+    for step, batch in training.job.steps(BATCHES):
+        with step:
+            numbers.append(step.number)
+            history.append(step.number)
+            inner.append(step.number)
+            sums += step.number
+            if len(numbers) == 3:
+                state["same"] = None
+                launcher.revoke()
+            training(batch)
+    assert numbers == [1, 2, 3, 3, 4, 5]
+    assert history == inner == [1, 2, 3, 4, 5]
+    assert sums.item() == 15
+    assert state["history"] is state["same"][0] is history
+    assert state["by name"]["a"] is inner
+    assert state["sums"] is sums
+
+
+def test_one_list_in_two_places_is_one_in_a_new_process() -> None:
+    shared, each = [1], {"n": 1}
+    state = {"a": shared, "b": [shared], "c": each, "d": each}
+    own = decode(encode_own({"user": copied(state)}))["user"]
+    new: dict[str, Any] = {}
+    put_back(new, own)
+    new["a"].append(2)
+    new["c"]["n"] = 2
+    assert new == {"a": [1, 2], "b": [[1, 2]], "c": {"n": 2}, "d": {"n": 2}}
+    # And two stay two where they had become one.
+    two: dict[str, Any] = {"a": shared, "b": shared}
+    put_back(two, {"a": [3], "b": [4]})
+    assert two == {"a": [3], "b": [4]}
+    assert two["a"] is shared
+
+
+GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "torch": (
+        lambda: torch.Generator().manual_seed(5),
+        lambda generator: torch.rand(2, generator=generator).tolist(),
+    ),
+    "numpy": (lambda: np.random.default_rng(5), lambda generator: generator.random()),
+    "mersenne": (
+        lambda: np.random.Generator(np.random.MT19937(5)),
+        lambda generator: generator.random(),
+    ),
+    "legacy": (lambda: np.random.RandomState(5), lambda generator: generator.normal()),
+    "python": (lambda: random.Random(5), lambda generator: generator.gauss(0, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_generator_of_the_scripts_own_is_an_extra(launcher: Launcher, kind: str) -> None:
+    make, draw = GENERATORS[kind]
+    generator, other = make(), make()
+    training = Training(noise=generator)
+    drawn: dict[int, Any] = {}
+    revoked: list[int] = []
+    for step, batch in training.job.steps(BATCHES):
+        with step:
+            drawn[step.number] = draw(generator)
+            if step.number == 3 and not revoked:
+                revoked.append(3)
+                launcher.revoke()
+            training(batch)
+    assert drawn == {number: draw(other) for number in range(1, 6)}
+    saved = decode(encode_own(state_of(generator)))
+    assert draw(made_of(saved)) == draw(generator)
+
+
 def test_an_exception_that_is_caught_outside_of_the_body_is_refused(launcher: Launcher) -> None:
     training = Training()
 
@@ -185,7 +301,7 @@ def test_attach_is_called_once(launcher: Launcher) -> None:
         Training()
 
 
-def test_several_ranks_need_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, world_size=2)
-    with pytest.raises(UnsupportedLayout, match="wrap the model"):
+def test_several_ranks_need_a_wrapper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, tmp_path, world_size=2)
+    with pytest.raises(UnsupportedLayout, match="wrap it first"):
         Training()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,11 @@ def test_sinfo_of_the_same_moment_agrees() -> None:
 
 def test_job_of_a_real_cluster() -> None:
     job = parse.parse_job(recorded("show-job"))
-    assert job == parse.JobFacts("1", "RUNNING", ("n1", "n2", "n3", "n4"), "n1", None, False)
+    end = datetime(2027, 11, 30, 6, 40, 31)
+    nodes = ("n1", "n2", "n3", "n4")
+    assert job == parse.JobFacts(
+        "1", "RUNNING", nodes, "n1", None, False, end, False, "/cluster/shared"
+    )
 
 
 def test_job_that_lost_a_node_has_only_the_others() -> None:

@@ -70,6 +70,34 @@ def test_step_over_all_nodes_has_one_task_on_each() -> None:
     assert set(argv) >= {*SURVIVING, "--immediate=5"}
 
 
+def mover(**changes: object) -> list[str]:
+    wanted: dict[str, object] = {
+        "job_id": "7",
+        "nodelist": "n[1-3]",
+        "node_count": 3,
+        "cpus": None,
+        "name": "deadpool-movers-1",
+        "log_path": Path("/runs/7/logs/movers.log"),
+        "argv": ["python", "-m", "mover"],
+        "mpi": "pmi2",
+    }
+    return srun.mover_step(**{**wanted, **changes})  # type: ignore[arg-type]
+
+
+def test_movers_are_one_mpi_world_with_one_process_on_each_node() -> None:
+    argv = mover()
+    assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--nodelist=n[1-3]"} <= set(argv)
+    assert "--mpi=pmi2" in argv
+    assert "--mpi=none" not in argv
+    assert argv[-3:] == ["python", "-m", "mover"]
+
+
+def test_movers_share_their_nodes_and_end_together() -> None:
+    argv = mover(mpi="cray_shasta")
+    assert set(argv) >= SURVIVING - {"--kill-on-bad-exit=0", "--mpi=none"}
+    assert {"--kill-on-bad-exit=1", "--mpi=cray_shasta"} <= set(argv)
+
+
 def test_steps_are_cancelled_by_id() -> None:
     assert srun.cancel_step("7.3") == ["scancel", "7.3"]
     assert srun.cancel_step("7.3", "KILL") == ["scancel", "--signal=KILL", "7.3"]
@@ -79,3 +107,8 @@ def test_nodes_are_given_back_by_naming_those_to_keep() -> None:
     assert srun.keep_nodes("7", "n[1-2,4]") == [
         *("scontrol", "update", "JobId=7", "NodeList=n[1-2,4]")
     ]
+
+
+def test_agent_step_has_slurm_clean_up_after_it() -> None:
+    assert "--task-epilog=/run/clean" in agent(task_epilog=Path("/run/clean"))
+    assert not any(word.startswith("--task-epilog") for word in agent())

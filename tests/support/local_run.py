@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,12 +59,24 @@ def started(
     try:
         yield process
     finally:
-        for child in family(process.pid):
-            child.kill()
+        # The supervisor first: it would start the launcher again.
+        children = family(process.pid)
         process.kill()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
         process.wait()
         assert process.stdout is not None
         process.stdout.close()
+
+
+def wait(what: str, holds: Callable[[], Any]) -> Any:
+    """What ``holds`` returns, once that is true."""
+    deadline = time.monotonic() + LONG_S
+    while not (found := holds()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+    return found
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from deadpool_runtime import context, protocol, session
 from deadpool_runtime.control import Control
 from deadpool_runtime.job import Job, Step
+from deadpool_runtime.replication.arena import inventory
 
 STORE = protocol.Address("127.0.0.1", 1)
 
@@ -32,14 +34,15 @@ class NoGroups:
     def open_store(self, host: str, port: int, timeout: Any) -> Any:
         return dist.HashStore()
 
-    def rebuild(self, epoch: int, store: Any) -> None:
+    def rebuild(self, epoch: int, store: Any, *, aside: Collection[int] = ()) -> None:
         return None
 
 
 class Launcher:
-    """The link's other end: confirms, plans for the newest slot (or ``step``), ends."""
+    """The link's other end: protects, plans for the newest copy (or ``step``), ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, arena: Path) -> None:
+        self.arena = arena
         self.said: list[Any] = []
         self.control = Control(self, NoGroups())
         self.step: int | None = None
@@ -53,11 +56,12 @@ class Launcher:
         self.said.append(message)
         tell = self.control.on_message
         match message:
-            case protocol.StepDone(step=step):
-                tell(protocol.Confirmed(step))
-            case protocol.Parked(epoch=epoch, slots=slots):
-                step = slots[-1] if self.step is None else self.step
-                tell(protocol.Plan(epoch, step, STORE, {}, b""))
+            case protocol.Attached():
+                tell(protocol.Protect(1, None))
+            case protocol.Parked(epoch=epoch):
+                newest = max(copy.step for copy in inventory(self.arena))
+                step = newest if self.step is None else self.step
+                tell(protocol.Plan(epoch, step, STORE, [], None))
             case protocol.Restored(epoch=epoch):
                 tell(protocol.Resume(epoch))
             case protocol.StepRaised(step=step) if self.verdict:
@@ -78,9 +82,9 @@ class Launcher:
         self.control.on_message(protocol.Revoke(self.control.newest + 1))
 
 
-def install(monkeypatch: pytest.MonkeyPatch, world_size: int = 1) -> Launcher:
-    """A new launcher, and a process that has not attached yet."""
-    launcher = Launcher()
+def install(monkeypatch: pytest.MonkeyPatch, arena: Path, world_size: int = 1) -> Launcher:
+    """A new launcher, and a process that has not attached yet. ``arena``: an empty folder."""
+    launcher = Launcher(arena)
     launcher.control.on_message(protocol.Begin(1, STORE, False, 0))
     made = context.RankContext(
         rank=0,
@@ -97,6 +101,7 @@ def install(monkeypatch: pytest.MonkeyPatch, world_size: int = 1) -> Launcher:
         record_final_state=True,
         fault_step=None,
         run_dir="",
+        arena=str(arena),
         confirm_timeout_s=2.0,
     )
     monkeypatch.setattr(context, "_current", made)

@@ -103,6 +103,15 @@ class TrainingJob:
                 return process.pid
         raise AssertionError(f"no process {record['pid']} on {record['node']}")
 
+    def launcher_process(self) -> int:
+        """The process id of the newest launcher, as the host sees it."""
+        record = [*self.records("job"), *self.records("launcher")][-1]
+        host = self.cluster.job_info(self.job_id).batch_host
+        for process in self.cluster.node_pids(host):
+            if process.pid_in_node == record["pid"]:
+                return process.pid
+        raise AssertionError(f"no process {record['pid']} on {host}")
+
     def strike(self, fault: str, rank: int) -> str:
         """Bring a fault about at the rank or its node; returns the node."""
         node = self.node_of(rank)
@@ -161,11 +170,13 @@ def submit(
     script: str | Path = SCRIPT,
     script_args: Sequence[str] = (),
     no_kill: bool = True,
+    sbatch: Sequence[str] = (),
+    runs: Path | None = None,
 ) -> TrainingJob:
-    """Submit a batch script that becomes ``deadpool-launch SCRIPT``; the run directory is
-    shared.
+    """Submit a batch script that becomes ``deadpool-launch SCRIPT``, with these options of
+    ``sbatch``; the run directory is made in ``runs``, by default the shared directory.
     """
-    run_dir = cluster.base / f"run-{next(_numbers)}"
+    run_dir = (runs or cluster.base) / f"run-{next(_numbers)}"
     command = [
         str(Path(sys.executable).parent / "deadpool-launch"),
         *launch,
@@ -178,5 +189,5 @@ def submit(
     text = f"#!/bin/bash\n#SBATCH --output={run_dir}.out\n"
     text += "#SBATCH --no-kill\n" if no_kill else ""
     text += f"exec {shlex.join(command)}\n"
-    job_id = cluster.submit(text, nodes=nodes, no_kill=False)
+    job_id = cluster.submit(text, nodes=nodes, no_kill=False, extra_args=sbatch)
     return TrainingJob(cluster, job_id, run_dir)

@@ -55,6 +55,17 @@ class GroupRecord:
     watch: SocketWatch = field(default_factory=SocketWatch)
     #: What the mechanism keeps for this group.
     attachment: Any = None
+    #: This process's place among the members that take part at present, and how many they are.
+    #: Fewer than ``group_size`` while ranks are set aside.
+    rank_now: int = -1
+    size_now: int = -1
+
+    def __post_init__(self) -> None:
+        self.rank_now, self.size_now = self.group_rank, self.group_size
+
+    def ranks(self) -> list[int]:
+        """Global ranks of all members, those that are set aside included."""
+        return self.global_ranks or list(range(self.group_size))
 
     def living(self) -> dist.ProcessGroup:
         """The group, which the caller knows to be alive."""
@@ -118,14 +129,15 @@ class ReconfigureMechanism:
     def rebuild(
         self, record: GroupRecord, epoch: int, store: dist.Store, connect_timeout: timedelta
     ) -> None:
-        if record.attachment is None:
+        backend = None if record.attachment is None else _gloo_of(record)
+        if backend is None or backend.size() != record.size_now:
             record.attachment = _RedirectedStore(store)
             device = next(iter(record.devices))
             own = dist.PrefixStore(f"{record.name}/", record.attachment)
-            backend: Any = _GLOO(
+            backend = _GLOO(
                 dist.PrefixStore(f"{device}/", own),
-                record.group_rank,
-                record.group_size,
+                record.rank_now,
+                record.size_now,
                 timeout=record.timeout,
                 enable_reconfigure=True,
             )
@@ -163,7 +175,7 @@ def require_supported(devices: dict[str, str]) -> None:
 
 
 def _connect_gloo(record: GroupRecord, store: dist.Store, connect_timeout: timedelta) -> Any:
-    backend: Any = _GLOO(store, record.group_rank, record.group_size, timeout=connect_timeout)
+    backend: Any = _GLOO(store, record.rank_now, record.size_now, timeout=connect_timeout)
     backend._set_default_timeout(record.timeout)
     backend.options.global_ranks_in_group = record.global_ranks
     backend.options.group_name = record.name
@@ -198,13 +210,17 @@ def _reconfigure(
     record: GroupRecord, epoch: int, store: dist.Store, connect_timeout: timedelta
 ) -> None:
     """Exchange addresses through the store, then let torch connect."""
-    backend: Any = record.living()._get_backend(torch.device(next(iter(record.devices))))
-    store.set(f"handle/{record.group_rank}", backend.get_reconfigure_handle())
+    backend = _gloo_of(record)
+    store.set(f"handle/{record.rank_now}", backend.get_reconfigure_handle())
     options = cast(Any, _c10d_bindings).ReconfigureOptions()
     options.uuid = epoch
-    options.handles = [store.get(f"handle/{rank}").decode() for rank in range(record.group_size)]
+    options.handles = [store.get(f"handle/{rank}").decode() for rank in range(record.size_now)]
     options.timeout = connect_timeout
     backend.reconfigure(options).wait()
+
+
+def _gloo_of(record: GroupRecord) -> Any:
+    return record.living()._get_backend(torch.device(next(iter(record.devices))))
 
 
 class _RedirectedStore(dist.Store):

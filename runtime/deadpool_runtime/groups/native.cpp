@@ -8,8 +8,6 @@
 // Only the headers that are needed are included, since this is compiled on the user's machine.
 
 #include <dlfcn.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -19,6 +17,8 @@
 #include <torch/csrc/distributed/c10d/FakeProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include "counting.hpp"
 
 namespace py = pybind11;
 
@@ -105,6 +105,13 @@ struct GroupAccess : c10d::ProcessGroup {
     }
     group.setDefaultBackend(static_cast<BackendType>(default_type));
   }
+  // DDP's reducer and fully_shard divide by the group's size each time they average, so a group
+  // with fewer members has to say so. Both numbers are read through virtual functions of torch's
+  // library only, which have no reason to keep an older value.
+  static void set_shape(c10d::ProcessGroup& group, int rank, int size) {
+    const_cast<int&>(group.*(&GroupAccess::rank_)) = rank;
+    const_cast<int&>(group.*(&GroupAccess::size_)) = size;
+  }
 };
 
 struct ReducerAccess : c10d::Reducer {
@@ -119,6 +126,10 @@ struct ReducerAccess : c10d::Reducer {
   }
   static void keep_buckets(c10d::Reducer& reducer) {
     reducer.*(&ReducerAccess::has_rebuilt_bucket_) = true;
+  }
+  // The next backward pass asks the group how many gradients it averages.
+  static void forget_size(c10d::Reducer& reducer) {
+    reducer.*(&ReducerAccess::div_factor_) = -1;
   }
 };
 
@@ -181,19 +192,6 @@ bool wait_send(void* buffer, int* rank, Milliseconds timeout) {
   return guarded(sending, buffer, rank, timeout);
 }
 
-bool put(void** slot, void* function) {
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto start = reinterpret_cast<uintptr_t>(slot) & ~(page - 1);
-  const auto length = reinterpret_cast<uintptr_t>(slot + 1) - start;
-  auto* address = reinterpret_cast<void*>(start);
-  if (mprotect(address, length, PROT_READ | PROT_WRITE) != 0) {
-    return false;
-  }
-  *slot = function;
-  mprotect(address, length, PROT_READ);
-  return true;
-}
-
 // Wraps both functions, once; false where this torch's Gloo is not the one described above.
 bool guard() {
   if (receiving.wait != nullptr) {
@@ -231,8 +229,8 @@ bool guard() {
   }
   sending = {reinterpret_cast<Wait>(functions[1]), reinterpret_cast<Abort>(functions[3])};
   receiving = {reinterpret_cast<Wait>(functions[0]), reinterpret_cast<Abort>(functions[2])};
-  return put(slots[0], reinterpret_cast<void*>(&wait_recv)) &&
-      put(slots[1], reinterpret_cast<void*>(&wait_send));
+  return counting::put(slots[0], reinterpret_cast<void*>(&wait_recv)) &&
+      counting::put(slots[1], reinterpret_cast<void*>(&wait_send));
 }
 
 // Ends every wait under way and refuses new ones until `allow`. A buffer that is in the list
@@ -258,12 +256,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   // Dropping the last reference to a backend joins its threads, and they may need the GIL.
   module.def(
       "set_backends", &GroupAccess::set_backends, py::call_guard<py::gil_scoped_release>());
+  module.def("set_shape", &GroupAccess::set_shape);
   module.def("detached_backend", [](int rank, int size) {
     return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<DetachedBackend>(rank, size));
   });
   module.def("guard_waits", &waits::guard);
   module.def("abort_waits", &waits::abort, py::call_guard<py::gil_scoped_release>());
   module.def("allow_waits", &waits::allow);
+  module.def("keep_record_in", &counting::keep_in);
+  module.def("watch_collectives", &counting::watch);
+  module.def("operations", &counting::names);
   module.def("freeze_buckets", &ReducerAccess::freeze_buckets);
   module.def("keep_buckets", &ReducerAccess::keep_buckets);
+  module.def("forget_size", &ReducerAccess::forget_size);
 }

@@ -1,6 +1,6 @@
-"""Building, caching and loading of native.cpp.
+"""Building, caching and loading of native.cpp and what it includes.
 
-The file is compiled once per machine type, Python and torch version, with whatever C++ compiler
+It is compiled once per machine type, Python and torch version, with whatever C++ compiler
 the machine has, and kept in the user's cache. Deciding whether that has been done imports
 neither torch nor anything else that is slow, so every rank can ask at its start.
 
@@ -32,6 +32,7 @@ from deadpool_runtime.groups.errors import ShimUnavailable
 
 _MODULE = "deadpool_native"
 _SOURCE = Path(__file__).with_name("native.cpp")
+_PARTS = (_SOURCE, _SOURCE.with_name("counting.hpp"))
 #: Part of the cache key, so that changing a flag builds anew.
 _FLAGS = ("-std=c++20", "-O1", "-g0", "-w", "-fPIC", "-shared", "-fvisibility=hidden")
 _EXIT_UNAVAILABLE = 3
@@ -52,7 +53,8 @@ def library_path() -> Path:
         torch_version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         raise ShimUnavailable("torch is not installed for this Python.") from None
-    digest = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:16]
+    text = b"".join(part.read_bytes() for part in _PARTS) + " ".join(_FLAGS).encode()
+    digest = hashlib.sha256(text).hexdigest()[:16]
     parts = (torch_version, sys.implementation.cache_tag, platform.machine(), digest)
     return cache_directory() / f"{_MODULE}-{'-'.join(parts)}.so"
 
@@ -65,11 +67,11 @@ def ensure_built() -> Path:
     library = library_path()
     if not library.exists():
         library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _require_private(library.parent)
-        with _build_lock(library.with_suffix(".lock")):
+        require_private(library.parent)
+        with build_lock(library.with_suffix(".lock")):
             if not library.exists():
                 _compile(library)
-    _require_private(library.parent)
+    require_private(library.parent)
     return library
 
 
@@ -87,7 +89,7 @@ def load() -> ModuleType:
     return module
 
 
-def _require_private(directory: Path) -> None:
+def require_private(directory: Path) -> None:
     """Refuse a cache that others can write to: whatever lies in it would run as this user."""
     info = directory.stat()
     if info.st_uid != os.geteuid() or info.st_mode & 0o022:
@@ -98,7 +100,7 @@ def _require_private(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _build_lock(path: Path) -> Iterator[None]:
+def build_lock(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         # Some network file systems cannot lock. Two processes then compile the same thing, and
         # the rename at the end still leaves one whole file.
@@ -108,7 +110,7 @@ def _build_lock(path: Path) -> Iterator[None]:
 
 
 def _compile(library: Path) -> None:
-    compiler = _find_compiler()
+    compiler = find_compiler()
     python_include = sysconfig.get_path("include")
     if not Path(python_include, "Python.h").exists():
         raise ShimUnavailable(
@@ -152,7 +154,7 @@ def _compile(library: Path) -> None:
             os.unlink(scratch)
 
 
-def _find_compiler() -> list[str]:
+def find_compiler() -> list[str]:
     """The command that compiles C++; CXX may name it, with options."""
     if explicit := shlex.split(os.environ.get("CXX", "")):
         if shutil.which(explicit[0]):

@@ -16,16 +16,18 @@ import inspect
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from deadpool_runtime.groups import mechanism, native
+from deadpool_runtime.groups import ddp, mechanism, members, native, pipelines
+from deadpool_runtime.groups.counting import CollectiveCounter
 from deadpool_runtime.groups.errors import GroupsAborted, RebuildFailed, UnsupportedLayout
 from deadpool_runtime.groups.mechanism import GroupRecord
+from deadpool_runtime.groups.progress import Recorder
 from deadpool_runtime.groups.sockets import SocketWatch, open_sockets, shut
 
 _Store = TypeVar("_Store")
@@ -43,9 +45,11 @@ class GroupRegistry:
     their names, ranks and sizes but no peers, and every collective on them succeeds at once
     without moving data. A replacement builds the user's program that way, beside peers that have
     long built theirs, and ``rebuild`` then connects it.
+
+    ``recorder``: where the collectives of all groups are written down.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder | None = None) -> None:
         self._records: list[GroupRecord] = []
         self._stores: list[SocketWatch] = []
         #: Groups and store clients whose constructors are running.
@@ -58,6 +62,9 @@ class GroupRegistry:
         self._oldest_epoch = 0
         self._sealed = False
         self._mechanism = mechanism.choose()
+        self._counter = CollectiveCounter(recorder)
+        #: Epoch of the groups that the program makes.
+        self._epoch = 0
         self._make_group: Callable[..., Any] | None = None
         self._make_store: Callable[..., Any] | None = None
 
@@ -73,8 +80,8 @@ class GroupRegistry:
             self._records = [record for record in self._records if _is_alive(record)]
             return list(self._records)
 
-    def install(self, detached: bool) -> None:
-        """Start recording. Call it before the program makes its first group."""
+    def install(self, detached: bool, epoch: int = 0) -> None:
+        """Start recording in ``epoch``. Call it before the program makes its first group."""
         if dist.is_initialized():
             raise UnsupportedLayout(
                 "Process groups were made before DEADPOOL was installed, and those cannot be "
@@ -93,11 +100,14 @@ class GroupRegistry:
         assert self._make_group is None, "installed twice"
         #: Whether Gloo's own waits can be ended; if not, some end only with the group's time-out.
         self.guards_waits = bool(native.load().guard_waits())
-        self._detached = detached
+        self._counter.install()
+        self._detached, self._epoch = detached, epoch
         self._make_group = c10d._new_process_group_helper
         self._make_store = _rendezvous._create_c10d_store
         c10d._new_process_group_helper = self._new_group
         _rendezvous._create_c10d_store = self._new_store  # type: ignore[attr-defined]
+        pipelines.watch()
+        ddp.watch()
 
     def uninstall(self) -> None:
         """Stop recording and forget all groups, which keep working as they are."""
@@ -111,8 +121,11 @@ class GroupRegistry:
             self._stores.clear()
 
     def seal(self) -> None:
-        """Refuse groups from here on: a replacement, which joins at a step, would lack them."""
+        """Refuse groups, DDP and pipeline schedules from here on: a replacement, which joins at a
+        step, would lack them."""
         self._sealed = True
+        pipelines.seal()
+        ddp.seal()
 
     def open_store(self, host: str, port: int, timeout: timedelta) -> dist.TCPStore:
         """Connect a store client in which ``abort`` can interrupt a waiting thread."""
@@ -159,7 +172,11 @@ class GroupRegistry:
         return shut(watches)
 
     def rebuild(
-        self, epoch: int, store: dist.Store, connect_timeout: timedelta = timedelta(seconds=30)
+        self,
+        epoch: int,
+        store: dist.Store,
+        connect_timeout: timedelta = timedelta(seconds=30),
+        aside: Collection[int] = (),
     ) -> None:
         """Connect all groups to their peers of this epoch; a detached process becomes attached.
 
@@ -167,14 +184,18 @@ class GroupRegistry:
         same time and for the same groups. Afterwards groups that the program makes also meet in
         ``store``. If it fails, some groups may be connected and some not; an abort and a rebuild
         for a later epoch put that right.
+
+        ``aside``: global ranks that take no part in this epoch. The groups are smaller by them.
         """
         self._begin(epoch)
         usual_timeout = store.timeout  # type: ignore[attr-defined]
         store.set_timeout(connect_timeout)
         try:
-            for record in self.groups:
+            groups = self.groups
+            members.take_part(groups, aside)
+            for record in groups:
                 self._rebuild_one(record, epoch, store, connect_timeout)
-            self._detached = False
+            self._detached, self._epoch = False, epoch
         finally:
             store.set_timeout(usual_timeout)
             with self._lock:
@@ -206,6 +227,7 @@ class GroupRegistry:
         try:
             with watch:
                 self._mechanism.rebuild(record, epoch, prefixed, connect_timeout)
+                self._counter.watch(record, epoch)
         except RuntimeError as error:
             raise RebuildFailed(
                 f"Group {record.name} could not be connected for epoch {epoch}: {error}"
@@ -259,6 +281,7 @@ class GroupRegistry:
             )
             if not self._detached:
                 self._mechanism.created(record, arguments)
+                self._counter.watch(record, self._epoch)
         with self._lock:
             self._records.append(record)
             too_late = self._aborted.is_set()

@@ -63,8 +63,13 @@ class Crew:
     """The workers of one test and the store in which they meet."""
 
     def __init__(self) -> None:
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.port = self.store.port
+        # In a process of its own, since its thread may hold some lock of the C library at the
+        # moment of a fork, and in the new process nobody would ever release that.
+        ports, answers = _fork.Pipe(duplex=False)
+        self._server = _fork.Process(target=_serve, args=(answers,))
+        self._server.start()
+        self.port: int = ports.recv()
+        self.store = self.client()
         self._workers: list[Worker] = []
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> Worker:
@@ -97,6 +102,8 @@ class Crew:
             if worker.process.exitcode is None:
                 os.kill(worker.pid, signal.SIGKILL)
             worker.process.join()
+        self._server.kill()
+        self._server.join()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -123,6 +130,12 @@ def new_crew() -> Iterator[Callable[[], Crew]]:
 @pytest.fixture
 def crew(new_crew: Callable[[], Crew]) -> Crew:
     return new_crew()
+
+
+def _serve(answers: Connection) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    answers.send(store.port)
+    signal.pause()
 
 
 def _run(answers: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

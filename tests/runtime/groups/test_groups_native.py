@@ -26,6 +26,7 @@ def _start(cache: Path, **variables: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.matrix
 def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
     compiler = shutil.which("g++")
     assert compiler is not None

@@ -62,6 +62,7 @@ def test_subgroups_are_rebuilt_around_a_replacement(crew: Any) -> None:
         }
 
 
+@pytest.mark.matrix
 def test_a_hundred_rebuilds_leak_no_thread_and_no_descriptor(crew: Any) -> None:
     def body(rank: int) -> tuple[list[tuple[int, int]], float]:
         registry = GroupRegistry()

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from deadpool_runtime.groups.engines import freeze_ddp, reset_engines
+from deadpool_runtime.groups.engines import Engines
 from deadpool_runtime.groups.registry import GroupRegistry
 
 #: Three, since the order of summing two numbers does not show.
@@ -92,7 +92,7 @@ class Training:
         torch.manual_seed(1)
         self.model = DistributedDataParallel(Model(), bucket_cap_mb=0.002, **options)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        assert freeze_ddp(self.model) == 1
+        self.engines = Engines([self.model], [self.optimizer])
         self.group = dist.group.WORLD
         self.losses: dict[int, float] = {}
         self.done = 0
@@ -147,7 +147,7 @@ class Training:
 
     def _recover(self) -> None:
         self.client.set(f"parked/{self.epoch}/{self.rank}", "")
-        reset_engines([self.model], [self.optimizer])
+        self.engines.reset()
         store = self.registry.open_store("127.0.0.1", self.crew.port, PATIENCE)
         has_state = self.incarnation == 0 or not self.registry.detached
         # What a rank had not saved when it died is lost, so all go back to what everybody has.
@@ -311,8 +311,7 @@ def test_frozen_buckets_are_never_laid_out_anew(crew: Any, freeze: bool) -> None
         store = registry.open_store("127.0.0.1", crew.port, PATIENCE)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=PATIENCE)
         model: Any = DistributedDataParallel(Model(), bucket_cap_mb=0.002)
-        if freeze:
-            freeze_ddp(model)
+        engines = Engines([model]) if freeze else None
 
         def buckets() -> list[int]:
             zeros = model.reducer._get_zeros_like_grad_buckets()
@@ -321,8 +320,8 @@ def test_frozen_buckets_are_never_laid_out_anew(crew: Any, freeze: bool) -> None
         before = buckets()
         for _ in range(3):
             model(torch.randn(6, 8), True).sum().backward()
-        if freeze:
-            reset_engines([model])
+        if engines is not None:
+            engines.reset()
             model(torch.randn(6, 8), True).sum().backward()
         return before, buckets(), model._has_rebuilt_buckets
 

@@ -6,6 +6,7 @@ a launcher, ``torchrun`` and plain Python, and writes what it ended with to OUT/
 """
 
 import argparse
+import copy
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,9 @@ def fuse(directory: Path, name: str) -> bool:
     return True
 
 
-def die() -> None:
+def die(job: Any, step: int) -> None:
+    if hasattr(job, "wait_confirmed"):
+        job.wait_confirmed(step - 1, 60.0)  # else its death would cost another step at times
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -95,6 +99,8 @@ def main() -> None:
     parser.add_argument("--local-from", type=int, default=1 << 30)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--width", type=int, default=32)
+    # Builds the model in `initial_weights()`; the loss uses a copy of it that nobody saves.
+    parser.add_argument("--initial-weights", action="store_true")
     args = parser.parse_args()
 
     rank = int(os.environ.get("RANK", "0"))
@@ -102,15 +108,17 @@ def main() -> None:
     if world_size > 1:
         dist.init_process_group("gloo")
     torch.manual_seed(7)
-    model: nn.Module = nn.Sequential(
-        nn.Linear(16, args.width),
-        nn.BatchNorm1d(args.width),
-        nn.Dropout(0.2),
-        nn.Linear(args.width, args.width),
-        Bomb(),
-        nn.ReLU(),
-        nn.Linear(args.width, 4),
-    )
+    with deadpool.initial_weights() if args.initial_weights else nullcontext() as block:
+        model: nn.Module = nn.Sequential(
+            nn.Linear(16, args.width),
+            nn.BatchNorm1d(args.width),
+            nn.Dropout(0.2),
+            nn.Linear(args.width, args.width),
+            Bomb(),
+            nn.ReLU(),
+            nn.Linear(args.width, 4),
+        )
+    teacher = copy.deepcopy(model).eval().requires_grad_(False) if args.initial_weights else None
     if world_size > 1:
         model = DistributedDataParallel(model, bucket_cap_mb=0.005)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -137,6 +145,8 @@ def main() -> None:
         activation = model(batch[0])
         watched.append(weakref.ref(activation))
         loss = (activation - batch[1]).pow(2).mean() * (1 + random.random() + np.random.rand())
+        if teacher is not None:
+            loss = loss + (activation - teacher(batch[0])).pow(2).mean()
         loss.backward()
         detached: torch.Tensor = loss.detach()
         return detached
@@ -154,8 +164,8 @@ def main() -> None:
                 for other in range(world_size):
                     wait_for(args.out / f"began-{other}-{step.number}")
             if "start" in mine:
-                die()
-            Bomb.armed = die if "backward" in mine else None
+                die(job, step.number)
+            Bomb.armed = partial(die, job, step.number) if "backward" in mine else None
             if args.in_place:
                 batch[0].add_(1.0)
             optimizer.zero_grad()
@@ -172,10 +182,10 @@ def main() -> None:
                 # The others have all they need to end this step and wait for this rank in the next.
                 for other in set(range(world_size)) - {rank}:
                     wait_for(args.out / f"began-{other}-{step.number + 1}")
-                die()
+                die(job, step.number)
             if "late" in mine:
                 wait_for(args.out / f"ended-{(rank + 1) % world_size}")
-                die()
+                die(job, step.number)
             if args.raise_at == f"{rank}:{step.number}":
                 raise ZeroDivisionError("the script's own mistake")
             if not args.accumulate_wrongly:
@@ -187,7 +197,7 @@ def main() -> None:
             if step.number == args.stop_at:
                 step.stop()
             if "end" in mine:
-                die()
+                die(job, step.number)
         if step.number == args.break_at:
             break
 
@@ -196,6 +206,8 @@ def main() -> None:
         digest.update(value.numpy().tobytes())
     digest.update(repr((random.random(), np.random.rand(), torch.rand(1).item())).encode())
     result = {"hash": digest.hexdigest(), "seen": job.state["seen"], "freed": redone}
+    if block is not None:
+        result |= {"drawn": block.drawn, "skipped": block.skipped}
     (args.out / f"{rank}.json").write_text(json.dumps(result))
 
 

@@ -1,0 +1,1 @@
+"""``policy.yaml``: what sites and users settle once for all of their jobs."""

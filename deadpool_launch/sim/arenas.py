@@ -1,0 +1,171 @@
+"""The arenas of the simulated nodes: copies that are sealed, damaged, fetched and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from deadpool_launch.sim.promises import PromiseBroken
+from deadpool_launch.sim.values import Layout, State, mix
+from deadpool_runtime import protocol
+from deadpool_runtime.replication.naming import Ranks
+from deadpool_runtime.replication.placement import SLOTS, counts
+
+#: A slot of an arena: rank, whether it is a replica, step modulo ``SLOTS``.
+Slot = tuple[int, bool, int]
+
+
+@dataclass(slots=True)
+class Kept:
+    """A sealed copy. Of ``state`` it has the own part and the segments that ``copy`` names."""
+
+    copy: protocol.Copy
+    state: State
+    damaged: bool = False
+
+
+class Arenas:
+    """What lies on each node. ``dead``: nodes that went away, with all they had."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.kept: dict[str, dict[Slot, Kept]] = {}
+        self.dead: set[str] = set()
+        self._ports: dict[str, int] = {}
+
+    def address(self, node: str) -> protocol.Address:
+        """Where the node's replicator listens."""
+        return protocol.Address(node, self._ports.setdefault(node, 1))
+
+    def move_replicator(self, node: str) -> None:
+        """The replicator is another one now."""
+        self._ports[node] = self._ports.setdefault(node, 1) + 1
+
+    def lose(self, node: str) -> None:
+        """All copies of the node are gone."""
+        self.kept.pop(node, None)
+
+    def digests(self, rank: int, state: State) -> list[protocol.SegmentDigest]:
+        """What the rank reports of its segments."""
+        return [
+            protocol.SegmentDigest(ranks, f"{value:016x}")
+            for ranks, value in zip(self.layout.segments[rank], state.values, strict=True)
+        ]
+
+    def wipe(self, node: str, rank: int, replica: bool, step: int) -> None:
+        """Something is being written to the slot of this step."""
+        if (arena := self.kept.get(node)) is not None:
+            arena.pop((rank, replica, step % SLOTS), None)
+
+    def seal(self, node: str, copy: protocol.Copy, state: State) -> Kept:
+        """The copy is whole."""
+        kept = Kept(copy, state)
+        self.kept.setdefault(node, {})[copy.rank, copy.replica, copy.step % SLOTS] = kept
+        return kept
+
+    def copies(self, node: str) -> tuple[protocol.Copy, ...]:
+        """What the agent of the node reports."""
+        return tuple(kept.copy for _, kept in sorted(self.kept.get(node, {}).items()))
+
+    def newest_whole(
+        self,
+        nodes: Set[str],
+        history: Sequence[tuple[int, int]],
+        refused: Set[int],
+        present: Mapping[int, int],
+    ) -> int:
+        """The newest step that the copies on these nodes are enough for; -1 if none is.
+
+        ``present``: the ranks that take part, and until which step a peer's copy will do for each.
+
+        Found in the simplest way: a rank can have a step if there is a copy of it with a certain
+        past, and each segment is in one with the same past.
+        """
+        kept = [
+            each
+            for node, arena in self.kept.items()
+            if node in nodes
+            for each in arena.values()
+            if counts(each.copy, history)
+        ]
+        found = -1
+        for step, lineage in {(each.state.step, each.state.lineage) for each in kept}:
+            if step in refused or step <= found:
+                continue
+            same = [each.copy for each in kept if each.state.lineage == lineage]
+            there = {ranks for copy in same for ranks in copy.segments}
+            having = {copy.rank for copy in same if there.issuperset(copy.missing)}
+            whole = {copy.rank for copy in same if not copy.replica and not copy.missing}
+            if all(
+                rank in having
+                or (step <= until and any(self._alike(rank, peer) for peer in whole & {*present}))
+                for rank, until in present.items()
+            ):
+                found = step
+        return found
+
+    def _alike(self, rank: int, peer: int) -> bool:
+        return peer != rank and self.layout.segments[rank] == self.layout.segments[peer]
+
+    def fetched(self, rank: int, where: str, plan: protocol.Plan, cut: Set[str]) -> Kept | str:
+        """The rank's copy on its node, made whole from the pieces; or why that cannot be done.
+
+        ``cut``: nodes that do not reach each other.
+        """
+        own_slot = (rank, False, plan.step % SLOTS)
+        if not plan.pieces:
+            kept = self._read(where, own_slot, plan.step)
+            if isinstance(kept, Kept) and kept.copy.missing:
+                raise PromiseBroken(f"rank {rank} is to take a copy that is not whole")
+            return kept
+        if [piece.base for piece in plan.pieces].index(True) or sum(
+            piece.base for piece in plan.pieces
+        ) != 1:
+            raise PromiseBroken(f"rank {rank} is sent pieces of which the base is not the first")
+        parts: list[Kept] = []
+        values: dict[Ranks, int] = {}
+        for piece in plan.pieces:
+            node = piece.source.host
+            if node in self.dead or piece.source != self.address(node):
+                return f"{node} does not answer"
+            if node != where and (node in cut or where in cut):
+                return f"{node} cannot be reached"
+            kept = self._read(node, (piece.rank, piece.replica, plan.step % SLOTS), plan.step)
+            if isinstance(kept, str):
+                return kept
+            parts.append(kept)
+            for ranks in piece.segments:
+                if ranks not in kept.copy.segments:
+                    raise PromiseBroken(f"rank {rank} is sent to {node} for what is not there")
+                place = self.layout.segments[kept.copy.rank].index(ranks)
+                values[ranks] = kept.state.values[place]
+        base = parts[0]
+        adopted = plan.pieces[0].adopted and base.copy.rank != rank
+        if adopted and not self._alike(rank, base.copy.rank):
+            raise PromiseBroken(f"rank {rank} is to take over a state that is not like its own")
+        if base.copy.rank != rank and not adopted:
+            raise PromiseBroken(f"rank {rank} is sent the state of rank {base.copy.rank}")
+        if {part.state.lineage for part in parts} != {base.state.lineage}:
+            raise PromiseBroken(f"rank {rank} is sent pieces of different pasts")
+        segments = self.layout.segments[rank]
+        if values.keys() != set(segments):
+            raise PromiseBroken(f"rank {rank} is not sent all there is of its state")
+        state = State(
+            plan.step,
+            base.state.lineage,
+            tuple(values[ranks] for ranks in segments),
+            mix(base.state.own, rank) if adopted else base.state.own,
+        )
+        copy = protocol.Copy(rank, plan.step, base.copy.epoch, False, list(segments), [])
+        return self.seal(where, copy, state)
+
+    def _read(self, node: str, slot: Slot, step: int) -> Kept | str:
+        """Check a copy as its reader does; a damaged one loses its seal."""
+        arena = self.kept.get(node, {})
+        kept = arena.get(slot)
+        if kept is None or kept.copy.step != step:
+            return f"there is no copy of step {step} of rank {slot[0]} on {node}"
+        if not kept.damaged:
+            return kept
+        del arena[slot]
+        return f"a hash of the copy of rank {slot[0]} on {node} differs"

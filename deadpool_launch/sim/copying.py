@@ -1,0 +1,174 @@
+"""How copies of a rank's state come about and where they go: its node, its holder, the deputy, the
+disk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deadpool_launch.sim.arenas import Kept
+from deadpool_launch.sim.values import State
+from deadpool_runtime import protocol
+
+if TYPE_CHECKING:
+    from deadpool_launch.sim.cluster import Cluster
+    from deadpool_launch.sim.ranks import Process
+
+#: Steps whose digests are compared between ranks.
+_COMPARED_STEP = 1
+
+
+class Copying:
+    """The copies of all ranks. What it does for a process stops with it; a transfer between two
+    replicators does not.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._arenas = cluster.arenas
+        self._network = cluster.network
+
+    # ------------------------------------------------------------ on the rank's node
+
+    def begin(self, process: Process) -> None:
+        """Begin to copy the present state of the process."""
+        state = process.state
+        self._arenas.wipe(process.node, process.rank, False, state.step)
+        process.unsealed = state
+        process.when(0.1, self._seal, process, state, process.epoch)
+
+    def settle(self, process: Process) -> None:
+        """No copy is under way any more: the one that is becomes whole at once, or never."""
+        state, process.unsealed = process.unsealed, None
+        if state is not None and (process.at_rest or self._cluster.dice.random() < 0.5):
+            process.unsealed = state
+            self._seal(process, state, process.epoch)
+
+    def _seal(self, process: Process, state: State, epoch: int) -> None:
+        if process.unsealed is not state:
+            return
+        process.unsealed = None
+        segments = list(self._cluster.layout.segments[process.rank])
+        copy = protocol.Copy(process.rank, state.step, epoch, False, segments, [])
+        self._arenas.seal(process.node, copy, state)
+        process.sealed, process.sealed_state = copy, state
+        if state.step <= _COMPARED_STEP:
+            digests = self._arenas.digests(process.rank, state)
+            process.say(protocol.Snapshotted(epoch, state.step, digests))
+        if process.chosen:
+            self._replicate(process)
+        if self._cluster.disk.wants(state.step) and not process.aside:
+            process.when(0.5, self._save, process, copy, state)
+
+    def save(self, process: Process) -> None:
+        """The process stands at a boundary: write its state, unless it is its turn anyway."""
+        state = process.unsealed
+        if state is not None:
+            self._seal(process, state, process.epoch)
+        copy = process.sealed
+        if copy is not None and not self._cluster.disk.wants(copy.step):
+            process.when(0.5, self._save, process, copy, process.sealed_state)
+
+    def _save(self, process: Process, copy: protocol.Copy, state: State) -> None:
+        self._cluster.disk.write(process.rank, copy.epoch, state)
+        process.say(protocol.Saved(copy.epoch, copy.step, 100, 0.1))
+
+    # ------------------------------------------------------------ to other nodes
+
+    def choose(self, process: Process, epoch: int, holder: protocol.Holder | None) -> None:
+        """From now on replicas go to ``holder``, first that of the newest copy."""
+        if epoch >= process.chosen:
+            process.chosen, process.holder = epoch, holder
+            self._replicate(process)
+
+    def again(self, process: Process) -> None:
+        """The replicator of the node is another one: it is told of the newest copy."""
+        if process.chosen:
+            self._replicate(process)
+
+    def _replicate(self, process: Process) -> None:
+        copy, holder = process.sealed, process.holder
+        if copy is None:
+            return
+        epoch = process.chosen
+        if holder is None:
+            process.confirm(epoch, copy.step)
+            return
+        self._send(process, copy, epoch, holder.address, holder.segments, True)
+        if holder.deputy is not None:
+            self._send(process, copy, epoch, holder.deputy, [], False)
+
+    def _send(
+        self,
+        process: Process,
+        copy: protocol.Copy,
+        epoch: int,
+        to: protocol.Address,
+        segments: list[tuple[int, ...]],
+        confirms: bool,
+    ) -> None:
+        missing = [ranks for ranks in copy.segments if ranks not in segments]
+        replica = protocol.Copy(copy.rank, copy.step, copy.epoch, True, list(segments), missing)
+        kept = Kept(replica, process.sealed_state)
+        source = self._arenas.address(process.node)
+        self._network.between(
+            process.node,
+            to.host,
+            self._cluster.queue.delay(0.05),
+            self._arriving,
+            process if confirms else None,
+            kept,
+            epoch,
+            source,
+            to,
+        )
+
+    def _arriving(
+        self,
+        process: Process | None,
+        kept: Kept,
+        epoch: int,
+        source: protocol.Address,
+        to: protocol.Address,
+    ) -> None:
+        """The first of it arrives: what was in the slot is gone."""
+        if not self._can_arrive(epoch, source, to):
+            return
+        self._arenas.wipe(to.host, kept.copy.rank, True, kept.copy.step)
+        delay_s = self._cluster.queue.delay(0.05)
+        where = source.host, to.host
+        self._network.between(*where, delay_s, self._arrived, process, kept, epoch, source, to)
+
+    def _arrived(
+        self,
+        process: Process | None,
+        kept: Kept,
+        epoch: int,
+        source: protocol.Address,
+        to: protocol.Address,
+    ) -> None:
+        if self._can_arrive(epoch, source, to):
+            self._arenas.seal(to.host, kept.copy, kept.state)
+            if process is not None:
+                process.when(0.02, process.confirm, epoch, kept.copy.step)
+
+    def _can_arrive(self, epoch: int, source: protocol.Address, to: protocol.Address) -> bool:
+        """Whether both replicators are still who they were, and the epoch is not fenced off."""
+        for each in (source, to):
+            if each.host in self._arenas.dead or self._arenas.address(each.host) != each:
+                return False
+        return self._cluster.fenced.get(to.host, 0) <= epoch
+
+    # ------------------------------------------------------------ and back
+
+    def fetched(self, process: Process, plan: protocol.Plan) -> Kept | str:
+        """The state that the plan names, of which there is a copy on the node then."""
+        rank, node = process.rank, process.node
+        if not plan.checkpoint:
+            return self._arenas.fetched(rank, node, plan, self._network.apart)
+        part = self._cluster.disk.read(rank, plan.step)
+        if isinstance(part, str):
+            return part
+        segments = list(self._cluster.layout.segments[rank])
+        copy = protocol.Copy(rank, plan.step, plan.epoch, False, segments, [])
+        return self._arenas.seal(node, copy, part.state)

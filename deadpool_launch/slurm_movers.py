@@ -1,0 +1,79 @@
+"""Starts the movers as a step of the Slurm job; see ``movers`` for who asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from deadpool_launch.backends.slurm_steps import SlurmAgent
+from deadpool_launch.errors import StartFailed
+from deadpool_launch.movers import StepHandle
+from deadpool_slurm import environ, parse, srun
+from deadpool_slurm.client import SlurmClient, SlurmError
+
+
+class SlurmMovers:
+    """``MoverStarter`` of a Slurm job.
+
+    ``mpi``: how ``srun`` starts processes of the site's MPI library (``srun --mpi=list`` names the
+    kinds). ``added``: variables that this library needs. ``cpus``: how many the movers may use on
+    each node; without a number Slurm gives one.
+    """
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        job_id: str,
+        variables: Mapping[str, str],
+        mpi: str,
+        added: Mapping[str, str],
+        cpus: int | None = None,
+    ) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._variables = variables
+        self._mpi = mpi
+        self._added = added
+        self._cpus = cpus
+
+    def command(
+        self, nodes: Sequence[str], argv: Sequence[str], name: str, log_path: Path
+    ) -> list[str]:
+        """The ``srun`` command, also for ``--dry-run``."""
+        return srun.mover_step(
+            job_id=self._job_id,
+            nodelist=parse.fold_nodes(nodes),
+            node_count=len(nodes),
+            cpus=self._cpus,
+            name=name,
+            log_path=log_path,
+            argv=argv,
+            mpi=self._mpi,
+            network=self._variables.get("SLURM_NETWORK"),
+        )
+
+    async def start_movers(
+        self, nodes: Sequence[str], argv: Sequence[str], name: str, log_path: Path
+    ) -> StepHandle:
+        """Start the step; what ``srun`` says goes to ``<log_path>.srun``."""
+        said_path = Path(f"{log_path}.srun")
+        try:
+            with said_path.open("wb") as said:
+                process = await asyncio.create_subprocess_exec(
+                    *self.command(nodes, argv, name, log_path),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
+                    env={**environ.for_srun(self._variables, self._job_id), **self._added},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise StartFailed(f"srun cannot be run: {error}") from error
+        return SlurmAgent(self._client, self._job_id, name, process, said_path)
+
+    async def end_left(self, argv: Sequence[str], name: str) -> None:
+        """End the step of that name."""
+        with contextlib.suppress(SlurmError):
+            await asyncio.to_thread(self._client.end_step, self._job_id, name, "KILL")

@@ -1,0 +1,1 @@
+"""What happens when the host of the launcher dies: which launcher leads, and who follows it."""

@@ -1,0 +1,121 @@
+"""What a rank and the replicator of its node say to each other, over a Unix socket in the arena.
+
+The bytes of the state never travel there: both ends have the arena's files. Frames and codec are
+those of ``protocol``.
+"""
+
+from __future__ import annotations
+
+from deadpool_runtime.protocol import Holder, Message, Piece
+from deadpool_runtime.replication.manifest import Manifest
+
+# ---------------------------------------------------------------- rank -> replicator
+
+
+class RankHello(Message, frozen=True):
+    """First message of a connection. A later connection of the same rank replaces an older one."""
+
+    rank: int
+    born: int
+
+
+class SetHolder(Message, frozen=True):
+    """From now on replicas of this rank go to ``holder`` and belong to ``epoch``. Whatever of an
+    older epoch is under way for this rank is given up. None: there is no holder.
+    """
+
+    epoch: int
+    holder: Holder | None
+
+
+class SnapshotBegun(Message, frozen=True):
+    """A copy is being written into the slot of ``manifest.step``; sizes are final, hashes and the
+    own part follow. What the slot held before is gone.
+    """
+
+    manifest: Manifest
+
+
+class ChunksCopied(Message, frozen=True):
+    """These chunks of a segment are in the slot and will not change: ``hashes`` of the chunks from
+    ``first`` on.
+    """
+
+    step: int
+    segment: int
+    first: int
+    hashes: list[bytes]
+
+
+class SnapshotSealed(Message, frozen=True):
+    """The copy is whole; ``manifest`` is the one in the slot."""
+
+    manifest: Manifest
+
+
+class SnapshotDropped(Message, frozen=True):
+    """The copy was given up, and its slot holds nothing."""
+
+    step: int
+
+
+class Assemble(Message, frozen=True):
+    """Make the slot of ``step`` whole and sealed from ``pieces``, then answer."""
+
+    epoch: int
+    step: int
+    pieces: list[Piece]
+
+
+ToReplicator = (
+    RankHello
+    | SetHolder
+    | SnapshotBegun
+    | ChunksCopied
+    | SnapshotSealed
+    | SnapshotDropped
+    | Assemble
+)
+
+# ---------------------------------------------------------------- replicator -> rank
+
+
+class Confirmed(Message, frozen=True):
+    """The holder verified and sealed the replica of ``step``; or there is no holder, and the copy
+    on this node is all there is.
+    """
+
+    epoch: int
+    step: int
+
+
+class Unconfirmed(Message, frozen=True):
+    """The replica of ``step`` will not be confirmed; the next one may."""
+
+    epoch: int
+    step: int
+    reason: str
+
+
+class Assembled(Message, frozen=True):
+    """The slot of ``step`` is sealed, every hash verified."""
+
+    epoch: int
+    step: int
+
+
+class AssembleFailed(Message, frozen=True):
+    """A piece could not be had; damaged copies have been marked as such where they lie."""
+
+    epoch: int
+    step: int
+    reason: str
+
+
+class LinkNote(Message, frozen=True):
+    """Something the user should read: a link changed its carrier, say."""
+
+    text: str
+
+
+FromReplicator = Confirmed | Unconfirmed | Assembled | AssembleFailed | LinkNote

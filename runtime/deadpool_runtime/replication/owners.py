@@ -1,0 +1,399 @@
+"""The ranks of this node: which of their snapshots goes to the holder, and what they are told.
+
+Pure. One snapshot of a rank is sent at a time, the oldest first. A snapshot is given up when its
+slot is overwritten, when the rank begins another without sealing it, or when the holder refuses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from deadpool_runtime.protocol import Address, Holder
+from deadpool_runtime.replication import messages, wire
+from deadpool_runtime.replication.board import Board, Link, hash_of, parts_of
+from deadpool_runtime.replication.events import (
+    SLOTS,
+    DropClient,
+    Part,
+    SlotName,
+    StreamKey,
+    TellRank,
+    WipeCopy,
+)
+from deadpool_runtime.replication.manifest import OWN, Manifest
+from deadpool_runtime.replication.messages import Confirmed, FromReplicator, LinkNote, Unconfirmed
+from deadpool_runtime.replication.naming import members, packed
+from deadpool_runtime.replication.outgoing import Outbox, Outgoing
+
+
+@dataclass
+class Snapshot:
+    """A copy in one of the rank's slots."""
+
+    manifest: Manifest
+    hashes: dict[Part, bytes] = field(default_factory=dict)
+    sealed: bool = False
+    #: What the rank was told about it.
+    answer: Confirmed | Unconfirmed | None = None
+    damaged: bool = False
+
+
+@dataclass
+class Owner:
+    """A rank of this node. ``client`` is None while its process is not connected."""
+
+    rank: int
+    born: int
+    client: int | None
+    epoch: int = -1
+    holder: Holder | None = None
+    #: Copies by step; at most one for each slot.
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    put: Outgoing | None = None
+    told_unheld: bool = False
+
+
+class Owners:
+    """All ranks of this node."""
+
+    def __init__(self, board: Board, outbox: Outbox) -> None:
+        self._board = board
+        self._outbox = outbox
+        self._owners: dict[int, Owner] = {}
+
+    # ------------------------------------------------------------ connections
+
+    def hello(self, client: int, hello: messages.RankHello) -> None:
+        """A rank connected."""
+        owner = self._owners.get(hello.rank)
+        if owner is not None and hello.born < owner.born:
+            self._board.do(DropClient(client))
+            return
+        if owner is None or owner.born != hello.born:
+            if owner is not None:
+                self._give_up_put(owner, "the rank was started anew")
+            previous = owner.client if owner is not None else None
+            self._owners[hello.rank] = Owner(hello.rank, hello.born, client)
+        else:
+            previous, owner.client = owner.client, client
+        if previous is not None:
+            self._board.do(DropClient(previous))
+
+    def rank_of(self, client: int) -> int | None:
+        """The rank that talks on this connection."""
+        for owner in self._owners.values():
+            if owner.client == client:
+                return owner.rank
+        return None
+
+    def client_gone(self, client: int) -> None:
+        """The rank cannot finish what it was copying; what it sealed still goes to the holder."""
+        for owner in self._owners.values():
+            if owner.client == client:
+                owner.client = None
+                for step, snapshot in list(owner.snapshots.items()):
+                    if not snapshot.sealed:
+                        self._drop(owner, step, "the rank is gone")
+                self._advance(owner)
+
+    def tell(self, rank: int, message: FromReplicator) -> None:
+        """Say something to a rank, if it is connected."""
+        owner = self._owners.get(rank)
+        if owner is not None and owner.client is not None:
+            self._board.do(TellRank(owner.client, message))
+
+    def note(self, text: str) -> None:
+        """Let one rank pass a note on to the user."""
+        for owner in self._owners.values():
+            if owner.client is not None:
+                self.tell(owner.rank, LinkNote(text))
+                return
+
+    def holders(self) -> set[Address]:
+        """Where links are needed."""
+        return {
+            owner.holder.address
+            for owner in self._owners.values()
+            if owner.holder is not None and owner.epoch >= self._board.fence
+        }
+
+    # ------------------------------------------------------------ what ranks say
+
+    def set_holder(self, rank: int, message: messages.SetHolder) -> None:
+        """Copies of this rank go elsewhere from now on."""
+        owner = self._owners[rank]
+        if message.epoch < max(owner.epoch, self._board.fence):
+            return
+        if message.epoch == owner.epoch and message.holder == owner.holder:
+            return
+        self._give_up_put(owner, "the rank has another holder")
+        if message.epoch > owner.epoch >= 0:
+            for step in list(owner.snapshots):
+                self._drop(owner, step, "a newer epoch began")
+        for snapshot in owner.snapshots.values():
+            if not snapshot.damaged:
+                snapshot.answer = None
+        owner.epoch = message.epoch
+        owner.holder = message.holder
+        self._advance(owner)
+
+    def begun(self, rank: int, message: messages.SnapshotBegun) -> None:
+        """The rank overwrites a slot."""
+        owner = self._owners[rank]
+        self._overwrite(owner, message.manifest.step)
+        owner.snapshots[message.manifest.step] = Snapshot(message.manifest)
+        self._advance(owner)
+
+    def _overwrite(self, owner: Owner, step: int) -> None:
+        for other, snapshot in list(owner.snapshots.items()):
+            if other % SLOTS == step % SLOTS:
+                self._drop(owner, other, "its slot was overwritten before the holder had it all")
+            elif not snapshot.sealed:
+                self._drop(owner, other, "the rank gave the copy up")
+
+    def copied(self, rank: int, message: messages.ChunksCopied) -> None:
+        """Chunks are in the slot."""
+        owner = self._owners[rank]
+        snapshot = owner.snapshots.get(message.step)
+        if snapshot is None or snapshot.sealed:
+            return
+        for index, hash in enumerate(message.hashes, start=message.first):
+            self._have(owner, message.step, Part(message.segment, index), hash)
+        self._pump(owner)
+
+    def sealed(self, rank: int, message: messages.SnapshotSealed) -> None:
+        """A copy is whole; the rank may not have told of it before."""
+        owner = self._owners[rank]
+        step = message.manifest.step
+        snapshot = owner.snapshots.get(step)
+        if snapshot is not None and snapshot.sealed:
+            # The rank connected anew and may have missed the answer.
+            if snapshot.answer is not None:
+                self.tell(rank, snapshot.answer)
+            return
+        if snapshot is None:
+            self._overwrite(owner, step)
+            snapshot = owner.snapshots[step] = Snapshot(message.manifest)
+        snapshot.manifest = message.manifest
+        snapshot.sealed = True
+        if snapshot.damaged:
+            self._damaged(owner, step)
+            return
+        if owner.put is not None and owner.put.slot.step == step:
+            owner.put.manifest = message.manifest
+        for part in parts_of(message.manifest, range(-1, len(message.manifest.segments))):
+            self._have(owner, step, part, hash_of(message.manifest, part))
+        self._advance(owner)
+
+    def dropped(self, rank: int, message: messages.SnapshotDropped) -> None:
+        """The rank gave a copy up."""
+        owner = self._owners[rank]
+        self._drop(owner, message.step, "the rank gave the copy up")
+        self._advance(owner)
+
+    # ------------------------------------------------------------ sending
+
+    def _have(self, owner: Owner, step: int, part: Part, hash: bytes) -> None:
+        snapshot = owner.snapshots[step]
+        if part in snapshot.hashes:
+            return
+        snapshot.hashes[part] = hash
+        put = owner.put
+        if put is not None and put.slot.step == step and part.segment in put.sent:
+            put.offer(part, hash)
+
+    def _advance(self, owner: Owner) -> None:
+        """Go on with the put under way, or begin the next."""
+        if owner.epoch < self._board.fence or owner.epoch < 0:
+            return
+        if owner.holder is None:
+            self._settle_without_holder(owner)
+            return
+        link = self._board.dialled.get(owner.holder.address)
+        if link is None:
+            return
+        if owner.put is None:
+            self._begin_put(owner, link, owner.holder)
+        self._pump(owner)
+
+    def _begin_put(self, owner: Owner, link: Link, holder: Holder) -> None:
+        for step, snapshot in sorted(owner.snapshots.items()):
+            if snapshot.answer is not None:
+                continue
+            by_name = {packed(s.ranks): i for i, s in enumerate(snapshot.manifest.segments)}
+            missing = [name for name in holder.segments if name not in by_name]
+            # Many optimizers make their state in the first step.
+            if missing and step > 0:
+                self._unconfirmed(
+                    owner, step, f"the state has no segment of ranks {members(missing[0])}"
+                )
+                continue
+            link.streams += 1
+            there = [name for name in holder.segments if name in by_name]
+            sent = (*sorted(by_name[name] for name in there), OWN)
+            put = Outgoing(
+                key=StreamKey(link.number, link.streams),
+                slot=SlotName(False, owner.rank, step),
+                manifest=snapshot.manifest,
+                lying=(*range(len(snapshot.manifest.segments)), OWN),
+                sent=sent,
+                check=False,
+            )
+            for part, hash in snapshot.hashes.items():
+                if part.segment in sent:
+                    put.offer(part, hash)
+            owner.put = put
+            self._outbox.add(put)
+            bare = _without_hashes(snapshot.manifest)
+            self._board.tell(link.number, wire.Put(put.key.stream, owner.epoch, bare, sent))
+            return
+
+    def _pump(self, owner: Owner) -> None:
+        put = owner.put
+        if put is None:
+            return
+        snapshot = owner.snapshots[put.slot.step]
+        if snapshot.sealed and put.ready and not put.ended and put.all_taken():
+            put.ended = True
+            self._board.tell(put.key.link, wire.PutEnd(put.key.stream, snapshot.manifest))
+        self._outbox.pump(put.key.link)
+
+    def _of_put(self, put: Outgoing) -> Owner | None:
+        owner = self._owners.get(put.slot.rank)
+        return owner if owner is not None and owner.put is put else None
+
+    def go_on(self, put: Outgoing) -> None:
+        """Something happened to a put: send more of it, or its end."""
+        owner = self._of_put(put)
+        if owner is not None:
+            self._pump(owner)
+
+    def put_sealed(self, put: Outgoing) -> None:
+        """The holder sealed the replica."""
+        owner = self._of_put(put)
+        if owner is None or not put.ended:
+            return
+        self._end_put(owner)
+        self._confirmed(owner, put.slot.step)
+        self._advance(owner)
+
+    def put_refused(self, put: Outgoing, reason: str) -> None:
+        """The holder will not have the replica."""
+        owner = self._of_put(put)
+        if owner is None:
+            return
+        self._end_put(owner)
+        self._unconfirmed(owner, put.slot.step, f"the holder refused it: {reason}")
+        self._advance(owner)
+
+    def source_damaged(self, put: Outgoing) -> None:
+        """The bytes in the rank's own slot are not those that were copied there."""
+        owner = self._of_put(put)
+        if owner is None:
+            return
+        self._give_up_put(owner, "the copy it comes from is damaged")
+        self._damaged(owner, put.slot.step)
+
+    def _damaged(self, owner: Owner, step: int) -> None:
+        snapshot = owner.snapshots[step]
+        snapshot.damaged = True
+        if snapshot.sealed:
+            self._board.do(WipeCopy(SlotName(False, owner.rank, step)))
+        self._unconfirmed(owner, step, "the copy on this node is damaged")
+        self._advance(owner)
+
+    # ------------------------------------------------------------ ends
+
+    def _settle_without_holder(self, owner: Owner) -> None:
+        for step, snapshot in sorted(owner.snapshots.items()):
+            if snapshot.sealed and snapshot.answer is None:
+                self._confirmed(owner, step)
+        if not owner.told_unheld and owner.snapshots:
+            owner.told_unheld = True
+            self.note(f"no other node keeps a copy of the state of rank {owner.rank}")
+
+    def _confirmed(self, owner: Owner, step: int) -> None:
+        answer = owner.snapshots[step].answer = Confirmed(owner.epoch, step)
+        self.tell(owner.rank, answer)
+
+    def _unconfirmed(self, owner: Owner, step: int, reason: str) -> None:
+        snapshot = owner.snapshots[step]
+        if snapshot.answer is None:
+            snapshot.answer = Unconfirmed(owner.epoch, step, reason)
+            self.tell(owner.rank, snapshot.answer)
+
+    def _drop(self, owner: Owner, step: int, reason: str) -> None:
+        if step not in owner.snapshots:
+            return
+        if owner.put is not None and owner.put.slot.step == step:
+            self._give_up_put(owner, reason)
+        self._unconfirmed(owner, step, reason)
+        del owner.snapshots[step]
+
+    def _end_put(self, owner: Owner) -> None:
+        if owner.put is not None:
+            self._outbox.remove(owner.put)
+            owner.put = None
+
+    def _give_up_put(self, owner: Owner, reason: str) -> None:
+        put = owner.put
+        if put is not None:
+            self._end_put(owner)
+            self._board.tell(put.key.link, wire.StreamRefused(put.key.stream, reason))
+
+    def fence(self) -> None:
+        """A newer epoch was declared: send nothing of an older one."""
+        for owner in self._owners.values():
+            if owner.epoch < self._board.fence:
+                self._give_up_put(owner, "a newer epoch began")
+                for step in owner.snapshots:
+                    self._unconfirmed(owner, step, "a newer epoch began")
+
+    def link_up(self) -> None:
+        """A link may be one that ranks wait for."""
+        for owner in self._owners.values():
+            self._advance(owner)
+
+    def link_down(self, lost: list[Outgoing]) -> None:
+        """These streams ended with their link; their puts begin anew when it is up again."""
+        for stream in lost:
+            owner = self._of_put(stream)
+            if owner is not None:
+                owner.put = None
+
+
+class Deputies(Owners):
+    """The same for the second holder of the own parts, beside the first and without a word to the
+    ranks: whether a step is confirmed is the first holder's matter alone.
+    """
+
+    def hello(self, client: int, hello: messages.RankHello) -> None:
+        """A rank connected; which connections are closed is decided elsewhere."""
+        owner = self._owners.get(hello.rank)
+        if owner is None or hello.born > owner.born:
+            if owner is not None:
+                self._give_up_put(owner, "the rank was started anew")
+            self._owners[hello.rank] = Owner(hello.rank, hello.born, client)
+        elif hello.born == owner.born:
+            owner.client = client
+
+    def set_holder(self, rank: int, message: messages.SetHolder) -> None:
+        """The own parts of this rank go to the holder's deputy from now on."""
+        holder = message.holder
+        deputy = None
+        if holder is not None and holder.deputy is not None:
+            deputy = Holder(holder.node, holder.deputy, [])
+        super().set_holder(rank, messages.SetHolder(message.epoch, deputy))
+
+    def tell(self, rank: int, message: FromReplicator) -> None:
+        """Nothing is said."""
+
+    def note(self, text: str) -> None:
+        """Nothing is said."""
+
+
+def _without_hashes(manifest: Manifest) -> Manifest:
+    bare = tuple(replace(segment, hashes=()) for segment in manifest.segments)
+    return replace(manifest, segments=bare, own_hash=b"")

@@ -1,0 +1,348 @@
+"""The faults of the reliability table, as data: how each is brought about, and what must follow."""
+
+from __future__ import annotations
+
+import chaos_strikes as strikes
+from chaos_case import LOCAL, ONE_SPARE, RETRY, SWAP, UNHARMED, Case, Expect, stopped
+
+#: The step in which most faults strike, and the order to stand still in it.
+STEP = 8
+HELD = (1, STEP, "backward", "hold")
+#: Marks of an incident, in the order in which a swap reaches them.
+MARKS = (
+    *("detected", "revoked", "parked", "spare ready", "inventory", "plan"),
+    *("groups rebuilt", "state restored", "first step"),
+)
+TWO_SPARES = ("--spares=2",)
+HANGS = (*ONE_SPARE, "--collective-timeout=8")
+CHECKPOINTS = (*TWO_SPARES, "--checkpoint-dir=@base@/checkpoints-@name@", "--checkpoint-every=2")
+ADMISSION = "admission: [{command: 'test ! -e @base@/refuse-$DEADPOOL_NODE', timeout: 10s}]\n"
+
+
+def _ordered(
+    name: str,
+    fault: str,
+    how: str,
+    place: str,
+    kind: str,
+    expect: Expect,
+    launch: tuple[str, ...] = ONE_SPARE,
+) -> Case:
+    """Rank 1 does it itself."""
+    act = strikes.ordered(1, STEP, place, kind)
+    orders = ((1, STEP, place, kind),)
+    return Case(name, fault, how, act, expect, orders=orders, launch=launch)
+
+
+def _in_recovery(mark: str) -> Case:
+    return Case(
+        name=f"recovery-{mark.replace(' ', '-')}",
+        fault=f"a second node is lost in a recovery: {mark}",
+        how=f"power-off of a survivor's node as the journal says '{mark}'",
+        act=strikes.second_at(mark),
+        expect=SWAP,
+        orders=(HELD,),
+        nodes=5,
+        launch=TWO_SPARES,
+        layout="ddp",
+    )
+
+
+CASES: tuple[Case, ...] = (
+    Case(
+        "sigkill",
+        "process: SIGKILL",
+        "one rank, in its backward pass",
+        strikes.held("kill"),
+        LOCAL,
+        orders=(HELD,),
+    ),
+    _ordered("sigsegv", "process: SIGSEGV", "one rank reads address 0", "backward", "segv", LOCAL),
+    _ordered(
+        "exception",
+        "process: exception of one rank",
+        "`raise ValueError` in a step",
+        "start",
+        "raise",
+        Expect(exit_code=20, verdicts=()),
+    ),
+    Case(
+        "oom-kill",
+        "process: killed for memory",
+        "a control group limits the rank's memory; the kernel kills it",
+        strikes.out_of_memory,
+        LOCAL,
+        orders=(HELD, (1, STEP + 1, "start", "oom")),
+    ),
+    _ordered(
+        "exit-0",
+        "process: `sys.exit(0)` of one rank",
+        "in a step",
+        "start",
+        "exit",
+        Expect(exit_code=20, verdicts=()),
+    ),
+    Case(
+        "frozen-rank",
+        "process: frozen",
+        "SIGSTOP",
+        strikes.held("freeze"),
+        LOCAL,
+        orders=(HELD,),
+    ),
+    Case(
+        "power-off",
+        "node: power-off",
+        "all its processes are killed at once",
+        strikes.held("power-off"),
+        SWAP,
+        orders=(HELD,),
+    ),
+    Case(
+        "vanish",
+        "node: vanishes",
+        "link down, then power-off: nobody is told",
+        strikes.held("vanish"),
+        SWAP,
+        orders=(HELD,),
+    ),
+    Case(
+        "freeze-node",
+        "node: frozen, thawed after the swap",
+        "SIGSTOP of all its processes",
+        strikes.frozen_node,
+        SWAP,
+        orders=(HELD,),
+        steps=100,
+    ),
+    Case(
+        "partition-heals",
+        "node: partition that heals",
+        "link down, up again after the swap; the old processes are fenced and end",
+        strikes.partition(heals=True),
+        SWAP,
+        orders=(HELD,),
+        steps=100,
+    ),
+    Case(
+        "partition-stays",
+        "node: partition that does not heal",
+        "link down",
+        strikes.partition(heals=False),
+        SWAP,
+        orders=(HELD,),
+    ),
+    _ordered(
+        "hang-lock",
+        "hang with Python's lock held",
+        "one rank reads in C from a pipe that stays empty",
+        "backward",
+        "lock",
+        LOCAL,
+        launch=HANGS,
+    ),
+    _ordered(
+        "stuck-collective",
+        "stuck collective",
+        "one rank leaves out an `all_reduce`",
+        "start",
+        "skip",
+        RETRY,
+        launch=HANGS,
+    ),
+    _ordered(
+        "cut-connections",
+        "connections break, every process lives",
+        "one rank's sockets are shut down",
+        "backward",
+        "cut",
+        RETRY,
+        launch=HANGS,
+    ),
+    _ordered(
+        "slow-rank", "slow rank", "one rank sleeps 0.2 s in every step", "start", "slow", UNHARMED
+    ),
+    Case(
+        "two-nodes",
+        "two nodes at once, state replicated",
+        "power-off of both (`DistributedDataParallel`)",
+        strikes.two_nodes,
+        SWAP,
+        orders=(HELD,),
+        nodes=5,
+        launch=TWO_SPARES,
+        layout="ddp",
+    ),
+    Case(
+        "owner-and-holder",
+        "owner and holder at once, with a durable checkpoint",
+        "power-off of both (`ZeroRedundancyOptimizer`)",
+        strikes.owner_and_holder,
+        Expect(rungs=(5,), most_replayed=STEP),
+        orders=(HELD,),
+        nodes=5,
+        launch=CHECKPOINTS,
+    ),
+    Case(
+        "owner-and-holder-without",
+        "owner and holder at once, without one",
+        "power-off of both (`ZeroRedundancyOptimizer`)",
+        strikes.two_nodes,
+        stopped(31),
+        orders=(HELD,),
+        nodes=5,
+        launch=TWO_SPARES,
+    ),
+    *(_in_recovery(mark) for mark in MARKS),
+    Case(
+        "spare-refused",
+        "spare that fails admission",
+        "its check fails when it is to take ranks; the next spare does",
+        strikes.spare_refused,
+        SWAP,
+        orders=(HELD,),
+        nodes=5,
+        launch=(*TWO_SPARES, "--policy=@base@/policy-@name@.yaml"),
+        files={"policy-@name@.yaml": ADMISSION},
+    ),
+    Case(
+        "spare-dies",
+        "spare that dies when chosen",
+        "power-off while its process builds the model; the next spare takes the ranks",
+        strikes.spare_dies,
+        SWAP,
+        orders=(HELD, (1, 0, "build", "hold")),
+        nodes=5,
+        launch=TWO_SPARES,
+    ),
+    Case(
+        "agent",
+        "agent killed",
+        "SIGKILL; its node counts as lost",
+        strikes.agent_killed,
+        SWAP,
+        steps=100,
+    ),
+    Case(
+        "replicators",
+        "replicators killed",
+        "SIGKILL of that of every node; a node is lost afterwards",
+        strikes.replicators_killed,
+        SWAP,
+        steps=200,
+    ),
+    Case(
+        "launcher",
+        "launcher killed",
+        "SIGKILL",
+        strikes.launcher_killed,
+        UNHARMED,
+        steps=100,
+        step_s=0.1,
+    ),
+    Case(
+        "batch-host",
+        "batch host powered off",
+        "it carries the launcher and has no rank; one on another node takes over",
+        strikes.batch_host_off,
+        UNHARMED,
+        steps=400,
+        step_s=0.1,
+    ),
+    Case(
+        "batch-host-active",
+        "batch host with a rank powered off",
+        "launcher and rank are lost at once",
+        strikes.batch_host_off,
+        SWAP,
+        launch=(*ONE_SPARE, "--policy=@base@/policy-@name@.yaml"),
+        files={"policy-@name@.yaml": "batch_host: active\n"},
+        steps=400,
+        step_s=0.1,
+    ),
+    Case(
+        "slurmctld",
+        "`slurmctld` stopped for a minute",
+        "a node is lost meanwhile",
+        strikes.controller_stopped,
+        SWAP,
+        steps=300,
+        step_s=0.5,
+    ),
+    Case(
+        "full-shm",
+        "full `/dev/shm` of an active node",
+        "and its rank is killed",
+        strikes.full_shm(active=True),
+        LOCAL,
+        orders=(HELD,),
+    ),
+    Case(
+        "full-shm-spare",
+        "full `/dev/shm` of the spare",
+        "and a node is lost; the next spare takes the ranks",
+        strikes.full_shm(active=False),
+        SWAP,
+        orders=(HELD,),
+        nodes=5,
+        launch=TWO_SPARES,
+    ),
+    Case(
+        "full-disk",
+        "full disk under the run directory",
+        "and a rank is killed; the room comes back before the end",
+        strikes.full_disk,
+        LOCAL,
+        steps=400,
+        small_disk=True,
+    ),
+    Case(
+        "bit-flip",
+        "one bit flipped in a replica",
+        "in the newest one of a rank whose node then loses power",
+        strikes.bit_flipped,
+        SWAP,
+        orders=(HELD,),
+    ),
+    Case(
+        "no-spare",
+        "node: power-off, no spare left",
+        "three nodes, none spare",
+        strikes.held("power-off"),
+        stopped(30),
+        orders=(HELD,),
+        nodes=3,
+        launch=("--spares=0",),
+    ),
+    Case(
+        "drain",
+        "Slurm's DRAIN of an active node",
+        "`scontrol update State=DRAIN`; moved at the end of a step",
+        strikes.drained,
+        Expect(rungs=(2,), most_replayed=0),
+        launch=(*ONE_SPARE, "--policy=@base@/policy-@name@.yaml"),
+        files={"policy-@name@.yaml": "slurm.poll: 5s\n"},
+        steps=400,
+        step_s=0.1,
+    ),
+    Case(
+        "time-limit",
+        "time limit",
+        "`sbatch --time=1`",
+        strikes.nothing,
+        Expect(exit_code=75, verdicts=()),
+        steps=400,
+        step_s=0.5,
+        sbatch=("--time=1",),
+        end_s=240.0,
+    ),
+    Case(
+        "scancel",
+        "`scancel`",
+        "of the job",
+        strikes.cancelled,
+        Expect(exit_code=143, verdicts=()),
+        steps=400,
+        step_s=0.1,
+    ),
+)

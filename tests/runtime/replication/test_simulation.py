@@ -1,0 +1,477 @@
+"""The rank's rule and the replicators' cores under random faults, without a clock or a process.
+
+Each seed is a training run of ``DEADPOOL_SIM_STEPS`` steps (default 1,000) with a fault every few
+steps, at a random point of the pipeline. ``DEADPOOL_SIM_SEEDS`` says how many seeds are run; a
+failure names its seed and how to run it alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from enum import Enum
+
+import pytest
+from msgspec.structs import replace
+from replication_sim import Client, Node, Sim, Slot
+
+from deadpool_runtime.protocol import Holder, Piece
+from deadpool_runtime.replication import messages
+from deadpool_runtime.replication.arena import SLOTS
+from deadpool_runtime.replication.events import SlotName
+from deadpool_runtime.replication.manifest import CHUNK_NBYTES, OWN, Manifest, Segment, offsets
+
+SEEDS = int(os.environ.get("DEADPOOL_SIM_SEEDS", "2"))
+FIRST_SEED = int(os.environ.get("DEADPOOL_SIM_FIRST_SEED", "1"))
+STEPS = int(os.environ.get("DEADPOOL_SIM_STEPS", "1000"))
+RANKS = 3
+EVERYONE = tuple(range(RANKS))
+#: Where a copy may be when a fault strikes: D2H begun, a chunk in the slot, the slot about to be
+#: sealed, a chunk sent, a chunk received, the replica about to be sealed, the rank told of it; and
+#: the moment when the step is complete on every rank.
+POINTS = ("begin", "chunk", "seal", "sent", "received", "held", "confirmed", "complete")
+TURNS_PER_STEP = 3000
+PRESENT = (0, 1, OWN)
+
+
+class At(Enum):
+    """Where a rank is."""
+
+    BODY = "in the body, before the all-reduce"
+    GUARD = "before the optimizer"
+    PARKED = "parked"
+
+
+def token(what: object, chunk: int, step: int, variant: int) -> bytes:
+    """The bytes of a chunk of state ``step``, computed in epoch ``variant``."""
+    return f"{what}/{chunk}/{step}/{variant}".encode()
+
+
+class Rank:
+    """Trains as the session does: three slots, a copier, and the guard's rule."""
+
+    def __init__(self, run: Run, rank: int, node: Node, born: int) -> None:
+        self.run = run
+        self.rank = rank
+        self.move_to(node, born)
+        self.at = At.PARKED
+        #: The step whose body is running, and the newest state that is complete.
+        self.step = 0
+        self.completed = -1
+        #: The copy being made: its manifest and what is still to do.
+        self.copying: Manifest | None = None
+        self.to_do: list[str] = []
+        self.answers: dict[int, bool] = {}
+        self.assembled: bool | None = None
+
+    def move_to(self, node: Node, born: int) -> None:
+        """A new process on that node."""
+        self.node = node
+        self.client = Client(node, self.rank, born, self.hear)
+
+    def hear(self, message: messages.FromReplicator) -> None:
+        match message:
+            case messages.Confirmed(epoch=epoch, step=step):
+                if epoch == self.run.sim.epoch:
+                    self.answers[step] = True
+                    self.run.reached("confirmed", self.rank)
+            case messages.Unconfirmed(epoch=epoch, step=step):
+                if epoch == self.run.sim.epoch:
+                    self.answers.setdefault(step, False)
+            case messages.Assembled():
+                self.assembled = True
+            case messages.AssembleFailed():
+                self.assembled = False
+            case messages.LinkNote():
+                pass
+
+    def has_answer(self) -> bool:
+        """Whether its assembly ended."""
+        return self.assembled is not None
+
+    def slot(self, step: int) -> Slot:
+        return self.node.slot(SlotName(False, self.rank, step))
+
+    def sealed(self, step: int) -> Manifest | None:
+        """The manifest of the sealed own copy of ``step``."""
+        found = self.slot(step).sealed
+        return found[0] if found is not None and found[0].step == step else None
+
+    # ------------------------------------------------------------ training
+
+    def can_train(self) -> bool:
+        match self.at:
+            case At.BODY:
+                # The all-reduce needs everybody in the same body, or past it.
+                return all(rank.step >= self.step for rank in self.run.ranks)
+            case At.GUARD:
+                return (not self.to_do and self.step - 1 in self.answers) or self.step == 0
+            case At.PARKED:
+                return False
+
+    def train(self) -> None:
+        if self.at is At.BODY:
+            self.at = At.GUARD
+            return
+        if self.step > 0 and not self.answers[self.step - 1]:
+            self.run.unprotected.append(self.step - 1)
+        variant = self.run.variants.setdefault(self.step, self.run.sim.epoch)
+        assert variant == self.run.sim.epoch
+        self.completed = self.step
+        self.answers.pop(self.step - 2, None)
+        self.begin_copy(self.step)
+        self.step += 1
+        self.at = At.BODY if self.step <= self.run.last_step else At.PARKED
+        if min(rank.completed for rank in self.run.ranks) == self.completed:
+            self.run.reached("complete", self.run.sim.random.choice(EVERYONE))
+
+    # ------------------------------------------------------------ copying
+
+    def manifest(self, step: int) -> Manifest:
+        variant = self.run.variants[step]
+        segments = tuple(
+            Segment(
+                ranks, (), CHUNK_NBYTES + 1, tuple(token(ranks, c, step, variant) for c in (0, 1))
+            )
+            for ranks in (EVERYONE, (self.rank,))
+        )
+        own = token(f"own{self.rank}", 0, step, variant)
+        return Manifest(self.rank, step, self.run.sim.epoch, segments, 5, own)
+
+    def begin_copy(self, step: int) -> None:
+        self.copying = self.manifest(step)
+        self.to_do = ["begin", "00", "01", "tell0", "10", "11", "tell1", "own", "seal"]
+
+    def copy(self) -> None:
+        """The copier's next move."""
+        manifest = self.copying
+        assert manifest is not None
+        slot = self.slot(manifest.step)
+        places = offsets(manifest.segments, PRESENT)
+        move = self.to_do.pop(0)
+        self.run.reached(move if move in POINTS else "chunk", self.rank)
+        match move:
+            case "begin":
+                slot.sealed = None
+                bare = tuple(replace(s, hashes=()) for s in manifest.segments)
+                bare_manifest = replace(manifest, segments=bare, own_nbytes=0, own_hash=b"")
+                self.client.send(messages.SnapshotBegun(bare_manifest))
+            case "own":
+                slot.tokens[places[OWN]] = manifest.own_hash
+            case "seal":
+                slot.sealed = (manifest, PRESENT)
+                self.client.send(messages.SnapshotSealed(manifest))
+                self.copying = None
+            case "tell0" | "tell1" as tell:
+                index = int(tell[-1])
+                hashes = list(manifest.segments[index].hashes)
+                self.client.send(messages.ChunksCopied(manifest.step, index, 0, hashes))
+            case part:
+                index, chunk = int(part[0]), int(part[1])
+                hash = manifest.segments[index].hashes[chunk]
+                slot.tokens[places[index] + chunk * CHUNK_NBYTES] = hash
+
+    def park(self) -> None:
+        """Unwind; the copy being made is finished or given up."""
+        self.at = At.PARKED
+        if self.copying is None:
+            return
+        if self.run.sim.random.random() < 0.5:
+            while self.to_do:
+                self.copy()
+            return
+        if self.to_do[0] != "begin":
+            self.client.send(messages.SnapshotDropped(self.copying.step))
+        self.copying, self.to_do = None, []
+
+
+class Run:
+    """One seed."""
+
+    def __init__(self, seed: int, steps: int) -> None:
+        self.sim = Sim(seed)
+        self.last_step = steps
+        self.sim.check_sealed = self.check_sealed
+        self.sim.reached = self.reached
+        #: The point at which the next fault strikes, and how soon after; then whom.
+        self.trap = ""
+        self.delay = 0
+        self.victim: int | None = None
+        #: Per step, the epoch in which the state that counts was computed.
+        self.variants: dict[int, int] = {}
+        #: (epoch, step): that epoch went on after that step.
+        self.resumed: list[tuple[int, int]] = []
+        self.unprotected: list[int] = []
+        self.counts: Counter[str] = Counter()
+        self.ranks: list[Rank] = []
+        for number in EVERYONE:
+            self.ranks.append(Rank(self, number, self.sim.node(), 0))
+        for rank in self.ranks:
+            self.watch(rank)
+        self.protect()
+        for rank in self.ranks:
+            rank.at = At.BODY
+
+    def watch(self, rank: Rank) -> None:
+        self.sim.others.append((rank.can_train, rank.train))
+        self.sim.others.append((lambda: bool(rank.to_do), rank.copy))
+
+    def holder_of(self, rank: int) -> Node:
+        return self.ranks[(rank + 1) % RANKS].node
+
+    def protect(self) -> None:
+        for rank in self.ranks:
+            there = self.holder_of(rank.rank)
+            holder = Holder(there.name, there.address, [(rank.rank,)])
+            rank.client.send(messages.SetHolder(self.sim.epoch, holder))
+
+    def check_sealed(self, node: Node, name: SlotName) -> None:
+        """No replicator ever seals bytes that came wrong. A bit that flipped in its memory after
+        it was verified is found when the copy is used.
+        """
+        slot = node.slot(name)
+        assert slot.sealed is not None
+        as_received = Slot({at: token.rstrip(b"~") for at, token in slot.tokens.items()})
+        assert self.is_right(as_received, *slot.sealed), f"wrong bytes under a seal: {name}"
+
+    def is_right(self, slot: Slot, manifest: Manifest, present: tuple[int, ...]) -> bool:
+        places = offsets(manifest.segments, present)
+        for index in present:
+            own = (manifest.own_hash,)
+            hashes = own if index == OWN else manifest.segments[index].hashes
+            for chunk, hash in enumerate(hashes):
+                if slot.tokens.get(places[index] + chunk * CHUNK_NBYTES) != hash:
+                    return False
+        return True
+
+    # ------------------------------------------------------------ the run
+
+    def train(self) -> None:
+        turns = until_trap = 0
+        while any(rank.completed < self.last_step for rank in self.ranks):
+            assert self.sim.turn(), f"nothing can happen: {self.where()}"
+            turns += 1
+            assert turns < TURNS_PER_STEP * (self.last_step + 1), f"no end: {self.where()}"
+            until_trap -= 1
+            if self.victim is not None:
+                self.delay -= 1
+                if self.delay < 0:
+                    self.fault(self.ranks[self.victim])
+                    self.victim = None
+                    until_trap = self.sim.random.randrange(1, 5000)
+            elif until_trap <= 0 and not self.trap:
+                self.trap = self.sim.random.choice(POINTS)
+                self.delay = self.sim.random.choice((0, 0, 3, 20, 100))
+
+    def reached(self, point: str, rank: int) -> None:
+        """A copy of the rank came to that point."""
+        if point == self.trap:
+            self.trap = ""
+            self.victim = rank
+
+    def where(self) -> str:
+        return "; ".join(f"rank {r.rank}: {r.at}, step {r.step}, {r.answers}" for r in self.ranks)
+
+    def fault(self, victim: Rank) -> None:
+        random = self.sim.random
+        kind = random.choice(
+            ("node", "node", "rank", "replicator", "link", "flip-way", "flip-own", "flip-held")
+        )
+        self.counts[kind] += 1
+        match kind:
+            case "node":
+                victim.node.die()
+                self.recover({victim.rank}, node_lost=True)
+            case "rank":
+                victim.client.disconnect()
+                self.recover({victim.rank}, node_lost=False)
+            case "replicator":
+                victim.node.restart()
+                self.protect()
+            case "link":
+                ends = [end for end in victim.node.links.values() if end.open]
+                if ends:
+                    random.choice(ends).close("cut")
+            case "flip-way":
+                self.sim.flips += random.choice((1, 1, 6))
+            case _:
+                prefix = "own" if kind == "flip-own" else "held"
+                for file, slot in sorted(victim.node.slots.items()):
+                    if file.startswith(prefix) and slot.tokens and random.random() < 0.5:
+                        place = random.choice(sorted(slot.tokens))
+                        slot.tokens[place] += b"~"
+                        self.flipped = True
+
+    flipped = False
+
+    def counts_for(self, manifest: Manifest) -> bool:
+        """Whether a copy is of the history that counts."""
+        return all(manifest.step <= step for epoch, step in self.resumed if epoch > manifest.epoch)
+
+    def recover(self, lost: set[int], node_lost: bool) -> None:
+        complete = min(rank.completed for rank in self.ranks)
+        protected = (
+            not self.flipped
+            and all(step < complete - SLOTS for step in self.unprotected)
+            and all(rank.answers for rank in self.ranks)
+        )
+        before = dict(self.variants)
+        while True:
+            self.sim.epoch += 1
+            for rank in self.ranks:
+                if rank.rank in lost:
+                    rank.at, rank.copying, rank.to_do = At.PARKED, None, []
+                else:
+                    rank.park()
+            if lost:
+                for number in lost:
+                    rank = self.ranks[number]
+                    rank.move_to(self.sim.node() if node_lost else rank.node, self.sim.epoch)
+                lost = set()
+            for node in self.sim.living():
+                node.want_fence(self.sim.epoch)
+            self.until(
+                lambda: all(node.fenced >= node.fence_wanted for node in self.sim.living()),
+                "fence",
+            )
+            step, plan = self.agree()
+            if step is None:
+                assert not protected, f"no step is whole, complete everywhere was {complete}"
+                self.counts["durable"] += 1
+                self.start_from_durable(complete)
+                return
+            if protected:
+                assert step >= complete - 1, f"step {step} is whole, {complete} was complete"
+            if self.carry_out(step, plan):
+                break
+        self.counts[f"replayed {max(0, complete - step)}"] += 1
+        self.variants = {k: v for k, v in before.items() if k <= step}
+        self.resume(step)
+
+    def until(self, true: Callable[[], bool], what: str) -> None:
+        turns = 0
+        while not true():
+            assert self.sim.turn(), f"{what}: nothing can happen"
+            turns += 1
+            assert turns < 100_000, f"{what} does not end"
+
+    def agree(self) -> tuple[int | None, dict[int, list[Piece]]]:
+        """The newest step that can be made whole, and what each rank fetches for it."""
+        copies: dict[int, list[tuple[Node, bool, Manifest, tuple[int, ...]]]] = {}
+        for node in self.sim.living():
+            for file, slot in node.slots.items():
+                if slot.sealed is not None and self.counts_for(slot.sealed[0]):
+                    manifest, present = slot.sealed
+                    found = (node, file.startswith("held"), manifest, present)
+                    copies.setdefault(manifest.step, []).append(found)
+        for step in sorted(copies, reverse=True):
+            plan = self.plan(copies[step])
+            if plan is not None:
+                return step, plan
+        return None, {}
+
+    def plan(
+        self, copies: list[tuple[Node, bool, Manifest, tuple[int, ...]]]
+    ) -> dict[int, list[Piece]] | None:
+        donors = [(n, m) for n, replica, m, _ in copies if not replica]
+        plan: dict[int, list[Piece]] = {}
+        for rank in self.ranks:
+            if any(n is rank.node and m.rank == rank.rank for n, m in donors):
+                plan[rank.rank] = []
+                continue
+            bases = [n for n, replica, m, _ in copies if replica and m.rank == rank.rank]
+            if not bases or not donors:
+                return None
+            base = self.sim.random.choice(bases)
+            donor, theirs = self.sim.random.choice(donors)
+            plan[rank.rank] = [
+                Piece(base.address, rank.rank, True, [(rank.rank,)], True),
+                Piece(donor.address, theirs.rank, False, [EVERYONE], False),
+            ]
+        return plan
+
+    def carry_out(self, step: int, plan: dict[int, list[Piece]]) -> bool:
+        """Assemble and restore; False if a copy turned out to be damaged."""
+        whole = True
+        for rank in self.ranks:
+            rank.assembled = None
+            if plan[rank.rank]:
+                pieces = plan[rank.rank]
+                rank.client.send(messages.Assemble(self.sim.epoch, step, pieces))
+        if self.sim.random.random() < 0.1:
+            # A replicator dies while copies are put together.
+            self.sim.random.choice(self.ranks).node.restart()
+            self.counts["replicator in recovery"] += 1
+        for rank in self.ranks:
+            if plan[rank.rank]:
+                self.until(rank.has_answer, "assembly")
+                whole = whole and bool(rank.assembled)
+        for rank in self.ranks:
+            manifest = rank.sealed(step)
+            if manifest is None:
+                assert not whole or not plan[rank.rank]
+                return False
+            slot = rank.slot(step)
+            if not self.is_right(slot, manifest, PRESENT):
+                # The rank hashes what it restores.
+                slot.sealed = None
+                return False
+        if whole:
+            for rank in self.ranks:
+                found = rank.sealed(step)
+                assert found is not None
+                now = self.variants[step]
+                for segment in found.segments:
+                    assert segment.hashes == tuple(
+                        token(segment.ranks, c, step, now) for c in (0, 1)
+                    ), "bytes of another history"
+        return whole
+
+    def resume(self, step: int) -> None:
+        self.resumed.append((self.sim.epoch, step))
+        self.flipped = False
+        self.protect()
+        for rank in self.ranks:
+            manifest = rank.sealed(step)
+            assert manifest is not None
+            rank.answers = {}
+            rank.client.send(messages.SnapshotSealed(manifest))
+            rank.completed, rank.step = step, step + 1
+            rank.at = At.BODY if rank.step <= self.last_step else At.PARKED
+
+    def start_from_durable(self, step: int) -> None:
+        """Everything anew from a checkpoint of ``step``, which the simulation does not model."""
+        step = max(step, 0)
+        self.resumed.append((self.sim.epoch, -1))
+        self.flipped = False
+        self.unprotected.clear()
+        for rank in self.ranks:
+            rank.client.disconnect()
+        for node in self.sim.living():
+            node.die()
+        self.variants = {step: self.sim.epoch}
+        for rank in self.ranks:
+            rank.move_to(self.sim.node(), self.sim.epoch)
+            rank.answers = {}
+        self.protect()
+        for rank in self.ranks:
+            rank.begin_copy(step)
+            rank.completed, rank.step = step, step + 1
+            rank.at = At.BODY if rank.step <= self.last_step else At.PARKED
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
+def test_no_fault_costs_more_than_promised_or_a_byte(seed: int) -> None:
+    run = Run(seed, STEPS)
+    try:
+        run.train()
+    except BaseException:
+        print(
+            f"seed {seed} failed after {dict(run.counts)}; run it again with "
+            f"DEADPOOL_SIM_FIRST_SEED={seed} DEADPOOL_SIM_SEEDS=1 DEADPOOL_SIM_STEPS={STEPS} "
+            f"pytest {__file__}"
+        )
+        raise
+    print(f"seed {seed}: {dict(run.counts)}, {len(run.unprotected)} unprotected")
+    assert run.counts["node"] or STEPS < 100
