@@ -54,7 +54,7 @@ def _why_it_cannot_run() -> str:
 def _what_stays(cluster: MiniCluster) -> list[str]:
     """What is on the nodes once processes that are just ending have had time to do so."""
     try:
-        wait_until(cluster.leftovers, lambda left: not left, what="nodes are clean", timeout_s=20)
+        wait_until(cluster.leftovers, lambda left: not left, what="nodes are clean", timeout_s=60)
     except TimeoutError:
         return cluster.leftovers()
     return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -18,15 +19,21 @@ ENDLESS = ["--", "--steps", 100000, "--step-s", 0.02]
 def find(pid: int, module: str, node: str) -> psutil.Process:
     """The descendant that runs ``module`` for the node."""
     for child in local_run.family(pid):
-        if module not in " ".join(child.cmdline()) or child.status() == psutil.STATUS_ZOMBIE:
-            continue
-        # Ranks are forked from the parked process and have its command line, but not its parent.
-        owner = child if "agent" in module else child.parent()
-        if owner is not None and node in owner.cmdline() and child.children() is not None:
-            if "zygote" in module and os.getsid(child.pid) == child.pid:
-                continue
-            return child
+        # Any process may end while it is looked at.
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if _runs(child, module, node):
+                return child
     raise AssertionError(f"no {module} of {node}")
+
+
+def _runs(process: psutil.Process, module: str, node: str) -> bool:
+    if module not in " ".join(process.cmdline()) or process.status() == psutil.STATUS_ZOMBIE:
+        return False
+    # Ranks are forked from the parked process and have its command line, but not its parent.
+    owner = process if "agent" in module else process.parent()
+    if owner is None or node not in owner.cmdline():
+        return False
+    return "zygote" not in module or os.getsid(process.pid) != process.pid
 
 
 def test_parked_process_is_replaced_and_ranks_do_not_notice(tmp_path: Path) -> None:

@@ -107,11 +107,7 @@ def test_rank_and_node_that_are_lost_without_a_launcher_are_replaced_by_the_next
     with local_run.started(run_dir, *SIZE, "--spares", 1, *script) as process:
         wait("steps", lambda: records(run_dir, "step", step=3))
         node = records(run_dir, "rank", rank=2)[0]["node"]
-        agent = next(
-            child
-            for child in local_run.family(process.pid)
-            if "deadpool_launch.agent" in child.cmdline() and node in child.cmdline()
-        )
+        agent = local_run.agent_of(process.pid, node)
         launcher = launcher_of(run_dir)
         os.kill(launcher, signal.SIGSTOP)
         agent.kill()
@@ -219,7 +215,7 @@ def supervised(code: str) -> subprocess.Popen[str]:
 )
 def test_launcher_that_has_no_job_yet_is_not_started_again(code: str, expected: int) -> None:
     with supervised(code) as process:
-        assert process.wait(60) == expected
+        assert process.wait(local_run.LONG_S) == expected
 
 
 def test_signals_go_to_the_launcher_and_its_exit_code_comes_back() -> None:
@@ -233,7 +229,7 @@ def test_signals_go_to_the_launcher_and_its_exit_code_comes_back() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 143
+        assert process.wait(local_run.LONG_S) == 143
 
 
 @pytest.mark.parametrize("state_is_left", [False, True])

@@ -87,6 +87,16 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
+def agent_of(pid: int, node: str) -> psutil.Process:
+    """The agent of a node, which is a descendant of the launcher ``pid``."""
+    for child in family(pid):
+        # Any process may end while it is looked at.
+        with contextlib.suppress(psutil.Error):
+            if "deadpool_launch.agent" in child.cmdline() and node in child.cmdline():
+                return child
+    raise AssertionError(f"no agent of {node}")
+
+
 def records(run_dir: Path, kind: str, **fields: Any) -> list[dict[str, Any]]:
     """The journal's records of one kind with the given values."""
     return [

@@ -31,7 +31,7 @@ from deadpool_runtime.replication.messages import (
 )
 from deadpool_runtime.replication.sockets import first_message
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 T = TypeVar("T")
 
 

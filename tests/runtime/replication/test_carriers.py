@@ -36,7 +36,7 @@ from deadpool_runtime.replication.carriers.memory import MemoryKind
 from deadpool_runtime.replication.carriers.tcp import TcpReceiver, TcpSender, widen
 
 NBYTES = 4 << 20
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 @dataclass

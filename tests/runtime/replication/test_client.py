@@ -32,7 +32,7 @@ from deadpool_runtime.replication.messages import (
 )
 from deadpool_runtime.replication.sockets import short_path
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 class Server:

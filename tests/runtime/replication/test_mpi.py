@@ -203,7 +203,7 @@ def test_a_mover_that_stands_still_is_ended_after_the_deadline(world: MpiWorld, 
     began_at = time.monotonic()
     with pytest.raises(CarrierBroken, match="within 1 s"):
         receiver.receive(ticket, Range(target, 0, CHUNK_NBYTES), timeout_s=1.0)
-    assert time.monotonic() - began_at < 5.0
+    assert time.monotonic() - began_at < 30.0
     with pytest.raises(CarrierBroken):
         sender.wait_sent(ticket, timeout_s=1.0)
     world.wait_gone("b")

@@ -326,7 +326,7 @@ def test_a_fence_does_not_wait_for_a_silent_sender(world: World) -> None:
     assert proxy.stalled.wait(DEADLINE_S)
     began = time.monotonic()
     b.fence(1)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < DEADLINE_S / 2
 
 
 def test_the_wrong_secret_is_refused(world: World) -> None:
