@@ -1,4 +1,4 @@
-"""Exit codes of ``deadpool-launch``: one number per verdict, the same list as in docs/failures.md."""
+"""Exit codes of ``deadpool-launch``: one number per verdict, as docs/failures.md lists them."""
 
 from __future__ import annotations
 

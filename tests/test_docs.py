@@ -33,7 +33,7 @@ from deadpool_slurm import parse
 
 ROOT = Path(__file__).parents[1]
 PAGES = pages()
-COMMANDS = [command for page in PAGES for command in commands(page)]
+COMMANDS = [command for page in PAGES.items() for command in commands(*page)]
 
 #: The beginning of a command, and what runs it: a test, or ``--help`` with this file.
 HELP = "--help"
@@ -185,7 +185,7 @@ def test_every_option_that_is_named_exists() -> None:
         known |= _known(inner)
         if isinstance(inner, click.Group):
             known |= {option for each in inner.commands.values() for option in _known(each)}
-    unknown = {f"{page.name}: {o}" for page in PAGES for o in options(page.text) if o not in known}
+    unknown = {f"{name}: {o}" for name, text in PAGES.items() for o in options(text) - known}
     assert unknown == set()
 
 
@@ -239,8 +239,8 @@ def _made(words: Sequence[str]) -> list[list[str]]:
 def test_batch_scripts_are_bash_and_outlive_a_node() -> None:
     scripts = [
         block.text
-        for page in PAGES
-        for block in blocks(page.text)
+        for text in PAGES.values()
+        for block in blocks(text)
         if block.language == SHELL and block.text.startswith("#!")
     ]
     assert len(scripts) >= 3
@@ -252,9 +252,9 @@ def test_batch_scripts_are_bash_and_outlive_a_node() -> None:
 def test_every_block_says_what_it_is() -> None:
     languages = {SHELL, "python", "yaml", "text"}
     wrong = [
-        f"{page.name}:{block.line}"
-        for page in PAGES
-        for block in blocks(page.text)
+        f"{name}:{block.line}"
+        for name, text in PAGES.items()
+        for block in blocks(text)
         if block.language not in languages
     ]
     assert wrong == []
@@ -262,24 +262,23 @@ def test_every_block_says_what_it_is() -> None:
 
 def test_links_and_anchors_hold() -> None:
     broken = []
-    for page in PAGES:
-        for target in links(page.text):
+    for name, text in PAGES.items():
+        for target in links(text):
             if re.match(r"https?://", target):
                 continue
-            name, _, anchor = target.partition("#")
-            path = page.path if not name else page.path.parent / name
-            lost = anchor and anchor not in anchors(path.read_text()) if path.is_file() else True
-            if lost:
-                broken.append(f"{page.name}: {target}")
+            path, _, anchor = target.partition("#")
+            file = (ROOT / name).parent / path if path else ROOT / name
+            if not file.is_file() or (anchor and anchor not in anchors(file.read_text())):
+                broken.append(f"{name}: {target}")
     assert broken == []
 
 
 def test_what_is_included_exists() -> None:
-    for page in PAGES:
-        for name, part in included(page.text):
-            text = (ROOT / name).read_text()
+    for name, text in PAGES.items():
+        for file, part in included(text):
+            whole = (ROOT / file).read_text()
             for edge in ("start", "end"):
-                assert part is None or f"--8<-- [{edge}:{part}]" in text, f"{page.name}: {name}"
+                assert part is None or f"--8<-- [{edge}:{part}]" in whole, f"{name}: {file}:{part}"
 
 
 def test_every_page_has_its_place_in_the_site() -> None:

@@ -6,8 +6,8 @@ import re
 import shlex
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 #: What begins a command outside fenced blocks: in a span of code, or in a block that is indented.
@@ -22,41 +22,26 @@ _HEADING = re.compile(r"^(#+) (.*)$")
 _INCLUDED = re.compile(r'^--8<-- "([^":]+)(?::(\w+))?"$')
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A fenced block: its language, the number of its first line, and its text."""
+class Block(NamedTuple):
+    """A fenced block."""
 
     language: str
-    line: int
+    line: int  #: the number of its first line
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command that a page names; ``whole``: in a block, where it can be copied as it stands."""
+class Command(NamedTuple):
+    """A command that a page names."""
 
     where: str
     words: tuple[str, ...]
-    whole: bool
+    whole: bool  #: it stands in a block, from where it can be copied
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One file."""
-
-    path: Path
-    text: str
-
-    @property
-    def name(self) -> str:
-        """The path in the checkout."""
-        return str(self.path.relative_to(ROOT))
-
-
-def pages() -> list[Page]:
-    """The README and every page of the site."""
+def pages() -> dict[str, str]:
+    """The README and every page of the site: path in the checkout, and text."""
     paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [Page(path, path.read_text()) for path in paths]
+    return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
 
 
 def blocks(text: str) -> list[Block]:
@@ -84,13 +69,13 @@ def prose(text: str) -> str:
     return "\n".join(kept)
 
 
-def commands(page: Page) -> Iterator[Command]:
+def commands(name: str, text: str) -> Iterator[Command]:
     """Every command that the page names: in shell blocks, in indented ones, and in the text."""
-    for block in blocks(page.text):
+    for block in blocks(text):
         if block.language == SHELL:
-            yield from _of_block(page, block)
-    for number, line in enumerate(prose(page.text).splitlines(), 1):
-        where = f"{page.name}:{number}"
+            yield from _of_block(name, block)
+    for number, line in enumerate(prose(text).splitlines(), 1):
+        where = f"{name}:{number}"
         if line.startswith("    ") and line.split()[0] in PROGRAMS:
             yield Command(where, _words(line), whole=True)
             continue
@@ -130,12 +115,12 @@ def included(text: str) -> list[tuple[str, str | None]]:
     return [(match[1], match[2]) for match in matches if match]
 
 
-def _of_block(page: Page, block: Block) -> Iterator[Command]:
+def _of_block(name: str, block: Block) -> Iterator[Command]:
     whole = block.text.replace("\\\n", " ")
     for offset, line in enumerate(whole.splitlines()):
         words = _words(line)
         if words:
-            yield Command(f"{page.name}:{block.line + offset}", words, whole=True)
+            yield Command(f"{name}:{block.line + offset}", words, whole=True)
 
 
 def _words(line: str) -> tuple[str, ...]:
