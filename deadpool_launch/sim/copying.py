@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from deadpool_launch.sim.arenas import Kept
 from deadpool_launch.sim.values import State
 from deadpool_runtime import protocol
+from deadpool_runtime.replication.naming import members
 
 if TYPE_CHECKING:
     from deadpool_launch.sim.cluster import Cluster
@@ -172,3 +173,29 @@ class Copying:
         segments = list(self._cluster.layout.segments[rank])
         copy = protocol.Copy(rank, plan.step, plan.epoch, False, segments, [])
         return self._arenas.seal(node, copy, part.state)
+
+    def shards(
+        self, process: Process, plan: protocol.Plan, found: Kept
+    ) -> dict[int, tuple[int, int]] | str:
+        """The past and value of each shard that the process brings, by rank; or why one cannot be
+        had."""
+        layout, brought = self._cluster.layout, {}
+        if process.rank in members(plan.former):
+            brought[process.rank] = found.state.lineage, layout.shard_of(process.rank, found.state)
+        for shard in plan.shards:
+            if plan.checkpoint:
+                part = self._cluster.disk.read(shard.rank, plan.step)
+                state = part if isinstance(part, str) else part.state
+            else:
+                kept = self._arenas.lent(process.node, plan.step, shard, self._network.apart)
+                state = kept if isinstance(kept, str) else kept.state
+            if isinstance(state, str):
+                return state
+            brought[shard.rank] = state.lineage, layout.shard_of(shard.rank, state)
+        return brought
+
+    def anew(self, process: Process, epoch: int) -> protocol.Copy:
+        """A copy of the state that the process has now, which is none of those that it fetched."""
+        segments = list(self._cluster.layout.segments[process.rank])
+        copy = protocol.Copy(process.rank, process.state.step, epoch, False, segments, [])
+        return self._arenas.seal(process.node, copy, process.state).copy

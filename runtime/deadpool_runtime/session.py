@@ -31,9 +31,10 @@ from deadpool_runtime.later import encode_own
 from deadpool_runtime.offline import OfflineJob
 from deadpool_runtime.recovery import Recovered, Recovery, clear_frames
 from deadpool_runtime.replication import classes
-from deadpool_runtime.replication.forecast import forecast
+from deadpool_runtime.replication.forecast import Forecast, forecast
 from deadpool_runtime.replication.replicas import replica_of
 from deadpool_runtime.replication.snapshots import Snapshots
+from deadpool_runtime.sharing import SharedState
 from deadpool_runtime.state import TrainingState
 from deadpool_runtime.tensors import TensorMap
 from deadpool_runtime.user_state import copied, require_plain
@@ -154,8 +155,15 @@ class ProtectedJob(Job):
         self._training = TrainingState(tensors, schedulers, extras, ranks_of)
         self._snapshots = Snapshots(context)
         context.at_end.append(self._snapshots.close)
+        self._shared = SharedState(optimizers)
         self._recovery = Recovery(
-            context, self._training, self._snapshots, self._engines, self._adopt
+            context,
+            self._training,
+            self._snapshots,
+            self._engines,
+            self._shared,
+            self._adopt,
+            lambda own_nbytes: self._forecast(own_nbytes).sizes,
         )
         #: Ranks that take no part at present.
         self._aside: frozenset[int] = frozenset()
@@ -313,14 +321,7 @@ class ProtectedJob(Job):
 
     def _announce(self, own_nbytes: int) -> None:
         """Tell that the first step is about to begin, and how large a copy of the state will be."""
-        size = forecast(
-            self._training.tensors,
-            self._training.items(),
-            self._ranks_of,
-            self._context.rank,
-            own_nbytes,
-        )
-        self._snapshots.room_nbytes = size.room_nbytes
+        size = self._forecast(own_nbytes)
         if size.unknown:
             self._link.send(
                 protocol.Note(
@@ -332,9 +333,24 @@ class ProtectedJob(Job):
         replica, fixed = replica_of(
             self._training.tensors, self._engines.layout, self._ranks_of, self._context.rank
         )
+        if self._shared and not self._shared.everywhere(self._context.world_size):
+            fixed = fixed or "a ZeroRedundancyOptimizer is not of all ranks"
+        shares = bool(self._shared)
         self._link.send(
-            protocol.Attached(layout, size.sizes, own_nbytes, saves, list(replica), fixed)
+            protocol.Attached(layout, size.sizes, own_nbytes, saves, list(replica), fixed, shares)
         )
+
+    def _forecast(self, own_nbytes: int) -> Forecast:
+        """How large the copies of the state will be; slots are made for that from now on."""
+        size = forecast(
+            self._training.tensors,
+            self._training.items(),
+            self._ranks_of,
+            self._context.rank,
+            own_nbytes,
+        )
+        self._snapshots.room_nbytes = size.room_nbytes
+        return size
 
     def _adopt(self, theirs: dict[str, Any]) -> dict[str, Any]:
         """This rank's own part after the step of a peer's, which it took over: it reads its own

@@ -19,13 +19,14 @@ from deadpool_runtime.protocol import StepDone
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_replicas.py"
 
 
-def state(run_dir: Path, step: int, rank: int) -> list[torch.Tensor]:
-    parts: list[torch.Tensor] = torch.load(run_dir / f"state-{step}-{rank}.pt")["parts"]
+def state(run_dir: Path, step: int, rank: int) -> dict[str, torch.Tensor]:
+    parts: dict[str, torch.Tensor] = torch.load(run_dir / f"state-{step}-{rank}.pt")["parts"]
     return parts
 
 
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_progress_is_told_by_the_first_rank_that_takes_part() -> None:
@@ -46,6 +47,9 @@ def test_progress_is_told_by_the_first_rank_that_takes_part() -> None:
     ("nodes", "lost", "left", "layout"),
     [
         (3, 0, "1,2", []),
+        (3, 2, "0,1", ["--zero"]),
+        pytest.param(3, 0, "1,2", ["--zero"], marks=pytest.mark.matrix),
+        pytest.param(2, 1, "0", ["--zero"], marks=pytest.mark.matrix),
         pytest.param(4, 1, "2,3", ["--hsdp", "2"], marks=pytest.mark.matrix),
         pytest.param(4, 2, "0,1", ["--hsdp", "2"], marks=pytest.mark.matrix),
     ],
@@ -88,14 +92,17 @@ def test_what_is_not_asked_for_or_not_possible_ends_the_job(tmp_path: Path) -> N
 
 
 @pytest.mark.matrix
-def test_ranks_come_back_when_their_node_does_and_all_go_on_as_one_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [[], ["--zero"]])
+def test_ranks_come_back_when_their_node_does_and_all_go_on_as_one_job(
+    tmp_path: Path, layout: list[str]
+) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text(json.dumps({"on_exhausted": ["shrink"], "readmit.after": "1s"}))
     run_dir, reference = tmp_path / "run", tmp_path / "reference"
     done = local_run.run(
         run_dir,
         *("--nodes", 3, "--policy", policy, "--fault", "power-off:2@4"),
-        *("--agent-start-timeout", 300, "--", "--steps", 14, "--wait-for", "10:3"),
+        *("--agent-start-timeout", 300, "--", *layout, "--steps", 14, "--wait-for", "10:3"),
         script=SCRIPT,
     )
     assert done.returncode == 0, explain(done, run_dir)
@@ -105,9 +112,57 @@ def test_ranks_come_back_when_their_node_does_and_all_go_on_as_one_job(tmp_path:
     shutil.copy(run_dir / "state-9-0.pt", run_dir / "state-9-2.pt")
     fresh = local_run.run(
         reference,
-        *("--nodes", 3, "--", "--steps", 14, "--from", f"{run_dir}:9", "--as", "0,1,2"),
+        *("--nodes", 3, "--", *layout, "--steps", 14, "--from", f"{run_dir}:9", "--as", "0,1,2"),
         script=SCRIPT,
     )
     assert fresh.returncode == 0, explain(fresh, reference)
     for rank in range(3):
         assert same(state(run_dir, 14, rank), state(reference, 14, rank)), (rank, done.stdout)
+
+
+@pytest.mark.matrix
+def test_two_nodes_that_are_lost_leave_all_of_a_state_that_is_shared_out(tmp_path: Path) -> None:
+    run_dir, reference = tmp_path / "run", tmp_path / "reference"
+    done = local_run.run(
+        run_dir,
+        *("--nodes", 4, "--on-exhausted", "shrink"),
+        *("--fault", "power-off:3@4", "--fault", "power-off:1@4", "--", "--zero"),
+        script=SCRIPT,
+    )
+    assert done.returncode == 0, explain(done, run_dir)
+    fresh = local_run.run(
+        reference,
+        *("--nodes", 2, "--", "--zero", "--from", f"{run_dir}:3", "--as", "0,2"),
+        script=SCRIPT,
+    )
+    assert fresh.returncode == 0, explain(fresh, reference)
+    for rank in (0, 2):
+        assert same(state(run_dir, 8, rank), state(reference, 8, rank)), (rank, done.stdout)
+
+
+@pytest.mark.matrix
+def test_a_share_of_the_state_that_is_lost_comes_from_the_durable_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """A rank and the holder of its replica are lost at once."""
+    run_dir, reference = tmp_path / "run", tmp_path / "reference"
+    done = local_run.run(
+        run_dir,
+        *("--nodes", 4, "--on-exhausted", "shrink"),
+        *("--checkpoint-dir", tmp_path / "checkpoints", "--checkpoint-every", 3),
+        *("--fault", "power-off:1@8", "--fault", "power-off:2@8", "--", "--zero", "--steps", 12),
+        script=SCRIPT,
+    )
+    assert done.returncode == 0, explain(done, run_dir)
+    (mark,) = records(run_dir, "incident", phase="durable checkpoint")
+    step = int(mark["detail"].split(";")[0].removeprefix("step "))
+    assert step in (3, 6), mark
+    fresh = local_run.run(
+        reference,
+        *("--nodes", 2, "--", "--zero", "--steps", 12, "--from", f"{run_dir}:{step}"),
+        *("--as", "0,3"),
+        script=SCRIPT,
+    )
+    assert fresh.returncode == 0, explain(fresh, reference)
+    for rank in (0, 3):
+        assert same(state(run_dir, 12, rank), state(reference, 12, rank)), (rank, done.stdout)

@@ -248,7 +248,8 @@ class Core:
         stream = self._inbox.job_done(event.key)
         if stream is None:
             return
-        if stream.slot.replica:
+        # A replica may have been fetched.
+        if stream.slot.replica and not self._assemblies.awaits(stream.key):
             self._holdings.sealed(stream, event)
         else:
             self._assemblies.sealed(stream, event)

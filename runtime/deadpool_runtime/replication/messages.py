@@ -60,11 +60,16 @@ class SnapshotDropped(Message, frozen=True):
 
 
 class Assemble(Message, frozen=True):
-    """Make the slot of ``step`` whole and sealed from ``pieces``, then answer."""
+    """Make the slot of ``step`` whole and sealed from ``pieces``, then answer.
+
+    ``held``: not this rank's own slot, but that of a replica of the rank of the one piece there is,
+    which has what that piece names and the own part.
+    """
 
     epoch: int
     step: int
     pieces: list[Piece]
+    held: bool = False
 
 
 ToReplicator = (
