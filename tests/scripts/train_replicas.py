@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import deadpool_runtime as deadpool
@@ -71,6 +70,8 @@ def main() -> None:
         model = DistributedDataParallel(net, gradient_as_bucket_view=True)
     optimizer: Any
     if args.zero:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # takes long
+
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

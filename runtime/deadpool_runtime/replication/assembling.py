@@ -57,11 +57,11 @@ class Assembly:
 
     def present(self, manifest: Manifest) -> tuple[int, ...]:
         """What of the base copy the slot has in the end."""
-        indices = range(len(manifest.segments))
-        if self.held:
-            indices = [
-                i for i in indices if packed(manifest.segments[i].ranks) in self.piece.segments
-            ]
+        indices = [
+            index
+            for index, segment in enumerate(manifest.segments)
+            if not self.held or packed(segment.ranks) in self.piece.segments
+        ]
         return (*indices, OWN)
 
 
