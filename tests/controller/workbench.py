@@ -482,7 +482,7 @@ def _message(body: protocol.ToRank) -> str:
     parts = []
     for name in body.__struct_fields__:
         value = getattr(body, name)
-        if name in ("pieces", "checkpoint", "aside") and not value:
+        if name in ("pieces", "checkpoint", "aside", "former", "shards") and not value:
             continue
         parts.append(f"{name}={_value(value)}")
     return " ".join([type(body).__name__, *parts])
