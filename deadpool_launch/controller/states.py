@@ -337,12 +337,14 @@ class Look:
 @dataclass(frozen=True, slots=True)
 class Wish:
     """A node that is to be left by its ranks. ``why`` continues a sentence that starts with its
-    name; ``slurms``: Slurm asked for it, and may think better of it.
+    name; ``slurms``: Slurm asked for it, and may think better of it; ``replicated``: not before
+    every rank has a replica.
     """
 
     node: str
     why: str
     slurms: bool = False
+    replicated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +435,9 @@ class Incident:
     unusable: tuple[int, ...] = ()
     #: It is no fault: the ranks of a node are moved.
     planned: bool = False
+    #: When the current epoch was opened some rank had no replica yet: there may be copies of its
+    #: state on one node only.
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
