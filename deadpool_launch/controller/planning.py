@@ -13,7 +13,7 @@ from deadpool_launch.controller.checkpoints import newest_usable, why_none
 from deadpool_launch.controller.events import TakeInventory
 from deadpool_launch.controller.ladder import Rung, note_rung
 from deadpool_launch.controller.losses import open_epoch, restore_limit_s
-from deadpool_launch.controller.protection import choose
+from deadpool_launch.controller.protection import choose, tell_unheld
 from deadpool_launch.controller.rungs import start_anew
 from deadpool_launch.controller.states import (
     LIVE,
@@ -81,6 +81,7 @@ def when_inventory_complete(turn: Turn) -> None:
     if agreement.step is None:
         _nothing_whole(turn, _why_nothing(agreement, turn.incident.refused))
         return
+    before = state.holders
     holders = choose(turn)
     store = turn.address(store_rank(turn))
     aside = list(state.aside())
@@ -102,6 +103,7 @@ def when_inventory_complete(turn: Turn) -> None:
     }
     _carry_out(turn, plans, agreement.step, sources)
     turn.mark("plan", _plan_text(agreement.step, agreement))
+    tell_unheld(turn, before)
 
 
 def _agreed(
@@ -249,6 +251,7 @@ def _read_checkpoint(turn: Turn, step: int, reason: str) -> None:
     turn.say(f"{reason}: going back to the durable checkpoint of step {step}; {lost} lost")
     turn.set(history=(*state.history, (state.epoch, -1)))
     _carry_out(turn, plans, step, {})
+    tell_unheld(turn, state.holders)
 
 
 def _lost_steps(state: State, step: int) -> str:
