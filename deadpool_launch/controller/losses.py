@@ -107,7 +107,7 @@ def open_epoch(
         incident = turn.incident
     restoring_s = restore_limit_s(turn)
     epoch = state.epoch + 1
-    turn.set(epoch=epoch, notice_at=None, look=None, paths=None, leaving="")
+    turn.set(epoch=epoch, notice_at=None, look=None, paths=None, connect_by=None, leaving="")
     halts.forget(turn)
     late = [rank.rank for rank in state.ranks if rank.overdue_at is not None]
     turn.set_ranks(late, overdue_at=None)

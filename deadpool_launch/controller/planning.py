@@ -131,7 +131,8 @@ def _carry_out(
     until = turn.at + restore_limit_s(turn)
     turn.set_ranks(plans, stage=Stage.RESTORING, deadline=until)
     turn.set_incident(step=step, newest=newest, sources=sources)
-    turn.set(phase=Phase.RESTORING)
+    connect_by = turn.at + turn.state.config.verdict_wait_s
+    turn.set(phase=Phase.RESTORING, connect_by=connect_by)
 
 
 def _adopts(state: State) -> dict[int, Adoption]:

@@ -163,6 +163,8 @@ def _when_all_restored(turn: Turn) -> None:
     state = turn.state
     if state.ranks.every(Trait.REBUILT):
         turn.mark("groups rebuilt", f"epoch {state.epoch}")
+        if state.connect_by is not None:
+            turn.set(connect_by=None)
     if not state.ranks.every(Trait.RESTORED):
         return
     step = turn.incident.step

@@ -381,6 +381,8 @@ class Paths:
     by: float
     #: Why it was asked, as a sentence.
     reason: str
+    #: No rank has failed to connect yet: it only takes long.
+    early: bool
     #: Whom each node tries to reach, and whom it did not reach; no entry before it has answered.
     asked: Mapping[str, tuple[str, ...]]
     unreached: Mapping[str, tuple[str, ...]]
@@ -511,6 +513,8 @@ class State:
     paths: Paths | None = None
     #: How often that was asked so far.
     trials: int = 0
+    #: When it is asked although no rank has failed to connect; None once all are connected.
+    connect_by: float | None = None
     #: Step that hung last, and step that was tried again last because connections broke.
     hung_step: int | None = None
     retried_step: int | None = None
@@ -544,7 +548,7 @@ class State:
         halt_by = self.halt.by if self.halt is not None else None
         stop_by = self.stop.by if self.stop is not None else None
         waits = self.gather_until, self.notice_at, look_by, paths_by, halt_by, stop_by
-        times += [at for at in (*waits, self.paces_at) if at is not None]
+        times += [at for at in (*waits, self.paces_at, self.connect_by) if at is not None]
         return min(times, default=None)
 
     def next_overdue(self) -> float | None:
