@@ -2,8 +2,8 @@
 
 1. A plan is out, and a rank could not connect to its peers (``NotConnected``). That its peer died
    meanwhile would explain it; until that could have been noticed, nothing is decided. torch takes
-   long to give up, so it is asked before, too, once the loss of a peer would have been noticed; then
-   nothing follows but from an answer that says who is cut off.
+   long to give up, so it is asked before, too, once the loss of a peer would have been noticed.
+   Then nothing follows but from answers that say who is cut off.
 2. Every agent that is warm, those of spares too, tries to reach some others (``TryPaths``).
 3. The answers name nodes that most others have no path to (``cut_off``). They are lost, which is
    inferred, and spares take their ranks, or the job goes on without them if it may.
