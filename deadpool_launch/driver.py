@@ -110,7 +110,7 @@ async def _launch(options: LaunchOptions) -> int:
     try:
         _build_native_part(journal)
         prepared = await prepare(backend, options)
-        _tell_checks(prepared.checks, journal)
+        _tell_checks(prepared.checks, journal, ignored=options.ignore_preflight)
         given, config = _given(options, prepared, journal, run_dir, rules)
         listening = listen(prepared.allocation.launcher_host)
         driver = job_driver(given, config, backend, journal, secret, listening)
@@ -257,15 +257,18 @@ def _build_native_part(journal: Journal) -> None:
     journal.write("event", name="NativePartReady", path=out.strip())
 
 
-def _tell_checks(checks: Sequence[Check], journal: Journal) -> None:
-    """Record every check; tell the user about warnings and about failures that were ignored on
-    request.
+def _tell_checks(checks: Sequence[Check], journal: Journal, *, ignored: bool) -> None:
+    """Record every check; tell the user about warnings, and about failures: each was ignored on
+    request, or cost a node.
     """
     for check in checks:
         journal.write("event", name="Check", check=check.name, ok=check.ok, text=check.text)
         if check.ok is not True:
             remedy = f"; {check.remedy}" if check.remedy else ""
-            word = "warning" if check.ok is None else "ignored"
+            if check.ok is None:
+                word = "warning"
+            else:
+                word = "ignored" if ignored else f"{check.leave_out} is left out"
             journal.say(f"{word}: {check.text}{remedy}")
 
 
