@@ -182,6 +182,10 @@ class GoOn(Message, frozen=True):
     number: int
 
 
+class Leave(Message, frozen=True):
+    """The agent itself ends the rank; SIGTERM follows, for a script with a handler of its own."""
+
+
 ToRank = Begin | Revoke | Protect | Plan | Resume | RaiseIt | AllEnded | Hold | HoldAfter | GoOn
 
 
