@@ -96,7 +96,9 @@ class SlurmBackend:
                 launcher_host = self.client.nodes([batch_host])[batch_host].address
         if batch_host not in nodes:
             batch_host = None
-        self._allocation = Allocation(job.job_id, nodes, batch_host, launcher_host)
+        self._allocation = Allocation(
+            job.job_id, nodes, batch_host, launcher_host, restarts=job.restarts
+        )
         return self._allocation
 
     def hours_left(self) -> float | None:

@@ -299,7 +299,7 @@ class JobDriver:
         keeps its steps to itself.
         """
         state = self._state
-        return state.newest >= 1 or (state.begun and not state.attached)
+        return state.newest > state.begun_at or (state.begun and not state.attached)
 
     def request_stop(self, signum: int) -> None:
         """The launcher got a signal that asks for the end."""

@@ -145,6 +145,7 @@ def _on_attached(turn: Turn, rank: Rank, body: protocol.Attached) -> None:
         save_nbytes=body.save_nbytes,
         replica=tuple(body.replica),
         fixed=body.fixed,
+        brings_state=body.brings_state,
     )
     if turn.state.phase is Phase.TRAINING:
         turn.set_rank(rank.rank, stage=Stage.ATTACHED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from deadpool_launch.controller import beginning
 from deadpool_launch.controller.events import IncidentMark
 from deadpool_launch.controller.states import (
     AgentStage,
@@ -66,6 +67,8 @@ def when_all_attached(turn: Turn) -> None:
     turn.set(need_nbytes=most, protecting=True)
     for name in state.free:
         refuse_small_spare(turn, name)
+    if beginning.begin(turn):
+        return
     if _electors(turn.state) == electors:
         holders = _remember(turn, holdings, electors)
     else:

@@ -217,6 +217,8 @@ class Rank:
     #: latter is empty if it does not.
     replica: Ranks = ()
     fixed: str = ""
+    #: Its script came to the first step with a state that steps were made in.
+    brings_state: bool = False
     #: It takes no part: there is no node for its replica. Its process, if any, is ``DYING``.
     aside: bool = False
     #: Up to this step the copy of a peer stands for its own: it was aside then, or still is.
@@ -437,6 +439,8 @@ class Incident:
     unusable: tuple[int, ...] = ()
     #: It is no fault: the ranks of a node are moved.
     planned: bool = False
+    #: Nor is anything moved: training begins with a checkpoint of an earlier launch.
+    begins: bool = False
     #: When the current epoch was opened some rank had no replica yet: there may be copies of its
     #: state on one node only.
     bare: bool = False
@@ -465,6 +469,8 @@ class State:
     begun: bool = False
     #: Newest step completed by any rank, ever; from 1 on there is work that must not be lost.
     newest: int = -1
+    #: The step that training began after: that of an earlier launch's checkpoint, or 0.
+    begun_at: int = 0
     #: A rank of this job came to its first step, so the script uses the runtime.
     attached: bool = False
     #: Epoch and step of every resume, in order: which copies count.

@@ -16,6 +16,7 @@ from deadpool_launch.options import (
     Mpi,
     OnDrain,
     Reaction,
+    Resume,
     SpareOrder,
     SpareStart,
 )
@@ -436,6 +437,15 @@ KEYS: tuple[Key, ...] = (
         Count(1),
         "How many durable checkpoints are kept. With 1 there is none to go back to when the newest "
         "is damaged.",
+    ),
+    Key(
+        "checkpoint.resume",
+        "resume",
+        Choice(get_args(Resume)),
+        "Whether a job that was requeued, or that has a --checkpoint-name, begins with the newest "
+        "durable checkpoint of its earlier launch: auto, unless the script loads a state of its "
+        "own (an optimizer or a scheduler has made steps before the first one); never, that "
+        "checkpoint is used only if all copies are lost.",
     ),
 )
 
