@@ -238,7 +238,8 @@ KEYS: tuple[Key, ...] = (
         Count(),
         "How many incidents that a node's processes begin are mended by new processes on that "
         "node; with the next one in the window a spare takes its ranks. It stays where no spare "
-        "is left or its copies are the only ones.",
+        "is left. While its copies may be the only ones the move waits until every rank has a "
+        "replica elsewhere, and is made at the end of a step then.",
         word="unlimited",
         word_is_most=True,
     ),
