@@ -86,3 +86,26 @@ def test_job_ends_before_its_limit_and_goes_on_from_its_checkpoint_once_it_is_re
     assert f"goes on from the durable checkpoint of step {after} in {where}" in second.said()
     assert {record["step"] for record in second.records("step") if record["step"] <= after} == {0}
     slurm.cancel(job_id)
+
+
+def test_sigterm_at_the_limit_leaves_the_ranks_the_time_for_their_last_checkpoint(
+    slurm: MiniCluster,
+) -> None:
+    """Slurm sends it to every process of the job, and no signal came before."""
+    often = policy(slurm, "slurm.poll: 5s\n")
+    saves = [f"--checkpoint-dir={slurm.base / 'at-limit'}", "--checkpoint-every=100000"]
+    job = submit(
+        slurm,
+        launch=[*LAUNCH, often, *saves],
+        script_args=["--steps=100000", "--step-s=0.05"],
+        sbatch=["--time=2"],
+    )
+    job.wait("step 3", lambda: job.records("step", step=3), LONG_S)
+    wait_until(lambda: job.records("end"), bool, what="the end", timeout_s=LONG_S)
+    (end,) = job.records("end")
+    assert end["exit_code"] == 75, job.everything()
+    reason = "stopped before the time limit (SIGTERM at the time limit) after step "
+    assert end["reason"].startswith(reason), job.everything()
+    assert end["reason"].endswith(", whose checkpoint is complete"), job.everything()
+    assert not job.incidents()
+    assert slurm.wait_job(job.job_id, LONG_S).state == "TIMEOUT"

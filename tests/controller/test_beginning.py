@@ -1,4 +1,4 @@
-"""Training that begins with the durable checkpoint of an earlier launch: what counts as progress."""
+"""Training that begins with the durable checkpoint of an earlier launch: what is progress."""
 
 from __future__ import annotations
 
