@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mini_cluster import MiniCluster
+from mini_cluster import KILL_WAIT_S, MiniCluster
 from mini_cluster_nodes import wait_until
 from training_job import SCRIPT, TrainingJob, submit
 
@@ -88,10 +89,19 @@ def test_job_ends_before_its_limit_and_goes_on_from_its_checkpoint_once_it_is_re
     slurm.cancel(job_id)
 
 
+@pytest.fixture
+def slow_to_kill(slurm: MiniCluster) -> Iterator[MiniCluster]:
+    """A cluster with Slurm's own time between SIGTERM and SIGKILL."""
+    slurm.set_kill_wait(30)
+    yield slurm
+    slurm.set_kill_wait(KILL_WAIT_S)
+
+
 def test_sigterm_at_the_limit_leaves_the_ranks_the_time_for_their_last_checkpoint(
-    slurm: MiniCluster,
+    slow_to_kill: MiniCluster,
 ) -> None:
     """Slurm sends it to every process of the job, and no signal came before."""
+    slurm = slow_to_kill
     often = policy(slurm, "slurm.poll: 5s\n")
     saves = [f"--checkpoint-dir={slurm.base / 'at-limit'}", "--checkpoint-every=100000"]
     job = submit(
