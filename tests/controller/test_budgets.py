@@ -185,10 +185,9 @@ def test_node_is_not_given_up_before_every_rank_has_a_replica_elsewhere() -> Non
     assert gone(job) == []
     job.repaired([2])
     job.steps_done(job.everyone, 22)
-    assert job.state.incident is None
-    assert job.state.halt is None
+    assert job.state.halts == 0
     job.protected(job.everyone, 22)
-    assert job.state.halt is not None
+    assert job.state.halts == 1
     job.holding(job.everyone, 23)
     job.steps_done(job.everyone, 23)
     job.at_boundary(job.everyone, 23)
