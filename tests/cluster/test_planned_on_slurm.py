@@ -47,6 +47,7 @@ def test_node_that_slurm_drains_hands_its_ranks_over(slurm: MiniCluster) -> None
     assert job.final_state() == undisturbed.final_state(), job.everything()
 
 
+@pytest.mark.timeout(1500)
 def test_job_ends_before_its_limit_and_goes_on_from_its_checkpoint_once_it_is_requeued(
     slurm: MiniCluster,
 ) -> None:
@@ -74,6 +75,13 @@ def test_job_ends_before_its_limit_and_goes_on_from_its_checkpoint_once_it_is_re
     assert end["reason"].startswith(reason), first.everything()
     assert end["reason"].endswith(", whose checkpoint is complete")
     (checkpoint,) = first.records("checkpoint")
+    wait_until(
+        lambda: slurm.job_state(job_id),
+        lambda state: state == "PENDING",
+        what="the queue",
+        timeout_s=LONG_S,
+    )
+    slurm._scontrol("update", f"JobId={job_id}", "TimeLimit=60")
     # Slurm lets it begin again after some minutes.
     second = TrainingJob(slurm, job_id, runs / f"{job_id}-2")
     after = checkpoint["step"]
