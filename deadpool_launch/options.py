@@ -24,6 +24,7 @@ Reaction = Literal["ignore", "report", "swap"]
 ExtraNodes = Literal["spares", "unused"]
 BatchHost = Literal["last-spare", "active", "never"]
 OnDrain = Literal["swap", "ignore"]
+Resume = Literal["auto", "never"]
 
 NOT_IN_ALLOCATION = (
     "not inside a Slurm allocation: submit a script that runs this with sbatch, or use --site local"
@@ -140,6 +141,10 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: int = 0
     #: How many of them are kept.
     checkpoint_keep: int = 2
+    #: Their own folder in it: who gives the same name goes on from what is there.
+    checkpoint_name: str | None = None
+    #: Whether training begins with the newest that an earlier launch left in the folder.
+    resume: Resume = "auto"
     #: How often Slurm is asked for the states of its nodes; 0: never.
     slurm_poll_s: float = 60.0
     #: What is done about a node with ranks that Slurm drains.
@@ -282,6 +287,16 @@ def _check_checkpoints(options: LaunchOptions) -> None:
         options.checkpoint_dir is None
     ):
         raise UsageError(CHECKPOINTS)
+    name = options.checkpoint_name
+    if name is None:
+        return
+    if options.checkpoint_dir is None:
+        raise UsageError(f"--checkpoint-name {name}: goes with --checkpoint-dir and -every")
+    if not name or name.startswith(".") or "/" in name:
+        raise UsageError(
+            f"--checkpoint-name {name}: is the name of one folder in --checkpoint-dir, without / "
+            "and without a dot in front"
+        )
 
 
 def _at_least(flag: str, value: int | None, least: int) -> None:

@@ -52,6 +52,8 @@ def on_said(turn: Turn, rank: Rank, body: protocol.FromRank) -> None:
             on_snapshotted(turn, rank, body)
         case protocol.Protected():
             on_protected(turn, rank, body)
+            if turn.state.wishes and turn.state.bare_since is None:
+                advance(turn)  # one of them may have waited for this
         case protocol.Saved():
             on_saved(turn, rank, body)
         case protocol.Parked():
@@ -144,6 +146,7 @@ def _on_attached(turn: Turn, rank: Rank, body: protocol.Attached) -> None:
         replica=tuple(body.replica),
         fixed=body.fixed,
         shares=body.shares,
+        brings_state=body.brings_state,
     )
     if turn.state.phase is Phase.TRAINING:
         turn.set_rank(rank.rank, stage=Stage.ATTACHED)

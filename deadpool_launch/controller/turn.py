@@ -216,6 +216,7 @@ def fresh_process(rank: Rank, **changes: Any) -> Rank:
             replica=rank.replica,
             fixed=rank.fixed,
             shares=rank.shares,
+            brings_state=rank.brings_state,
             aside=rank.aside,
             adopts=rank.adopts,
             died_in=rank.died_in,

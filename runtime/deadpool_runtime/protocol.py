@@ -202,6 +202,10 @@ class GoOn(Message, frozen=True):
     number: int
 
 
+class Leave(Message, frozen=True):
+    """The agent itself ends the rank; SIGTERM follows, for a script with a handler of its own."""
+
+
 ToRank = Begin | Revoke | Protect | Plan | Resume | RaiseIt | AllEnded | Hold | HoldAfter | GoOn
 
 
@@ -242,6 +246,7 @@ class Attached(Message, frozen=True):
     the ranks that keep one whole model together with this one, itself included; the job can go on
     without them while others do the same. ``fixed``: why it cannot; empty if it can. ``shares``:
     optimizers share out their state over the ranks that take part, as ZeroRedundancyOptimizer does.
+    ``brings_state``: the script has loaded a state that steps were made in.
     """
 
     layout: str
@@ -251,6 +256,7 @@ class Attached(Message, frozen=True):
     replica: list[int] = []
     fixed: str = ""
     shares: bool = False
+    brings_state: bool = False
 
 
 class StepDone(Message, frozen=True):

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from deadpool_runtime import protocol, rng, weights
+from deadpool_runtime.beginning import brings_state
 from deadpool_runtime.context import RankContext, current_context
 from deadpool_runtime.control import Verdict
 from deadpool_runtime.data import Batches, Fetched
@@ -335,9 +336,19 @@ class ProtectedJob(Job):
         )
         if self._shared and not self._shared.everywhere(self._context.world_size):
             fixed = fixed or "a ZeroRedundancyOptimizer is not of all ranks"
-        shares = bool(self._shared)
         self._link.send(
-            protocol.Attached(layout, size.sizes, own_nbytes, saves, list(replica), fixed, shares)
+            protocol.Attached(
+                layout,
+                size.sizes,
+                own_nbytes,
+                saves,
+                list(replica),
+                fixed,
+                shares=bool(self._shared),
+                brings_state=brings_state(
+                    self._training.tensors.optimizers, self._training.schedulers()
+                ),
+            )
         )
 
     def _forecast(self, own_nbytes: int) -> Forecast:
