@@ -106,6 +106,7 @@ class Recovery:
         link.send(protocol.Restored(epoch, plan.step, digests))
         self._snapshots.set_holder(epoch, plan.holder, plan.step)
         self._control.wait_resume(epoch, plan.step)
+        self._snapshots.resumed(epoch)
         return Recovered(epoch, plan.step, own, frozenset(plan.aside))
 
     def _not_connected(self, epoch: int, error: RuntimeError) -> NoReturn:
