@@ -53,7 +53,8 @@ class Ordered(Sampler[int]):
 
 
 def weighted() -> DataLoader[Any]:
-    sampler = WeightedRandomSampler(torch.ones(ITEMS, dtype=torch.float64), ITEMS)
+    weights: Any = torch.ones(ITEMS, dtype=torch.float64)
+    sampler = WeightedRandomSampler(weights, ITEMS)
     return DataLoader(items(), BATCH, sampler=sampler)
 
 
@@ -158,7 +159,7 @@ def test_nothing_is_saved_of_what_no_body_changed() -> None:
 # ---------------------------------------------------------------- refused
 
 
-def refused_after(loader: Any, body: Callable[[], None], path: str, **options: Any) -> None:
+def refused_after(loader: Any, body: Callable[[], Any], path: str, **options: Any) -> None:
     batches = Batches(loader, max_steps=10, epochs=-1, remember=True, **options)
     batches.obtain(1)
     batches.obtain(2)
@@ -168,7 +169,7 @@ def refused_after(loader: Any, body: Callable[[], None], path: str, **options: A
 
 
 def test_weights_too_large_to_be_saved_with_each_step_are_refused() -> None:
-    weights = torch.ones(1_000_000, dtype=torch.float64)
+    weights: Any = torch.ones(1_000_000, dtype=torch.float64)
     sampler = WeightedRandomSampler(weights, ITEMS)
     loader = DataLoader(TensorDataset(torch.zeros(1_000_000)), BATCH, sampler=sampler)
     refused_after(loader, lambda: sampler.weights.mul_(2), r"sampler\.weights")

@@ -16,6 +16,7 @@ from deadpool_runtime.protocol import Piece
 from deadpool_runtime.replication.manifest import CHUNK_NBYTES, Manifest
 from deadpool_runtime.replication.messages import Assemble, Assembled, Confirmed, SnapshotSealed
 
+Ranks = tuple[int, ...]
 SIZES = (2 * CHUNK_NBYTES + 1000, 5000)
 SHARED = (0, 1)
 STEP = 4
@@ -30,7 +31,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 def lost_node(world: World) -> tuple[Node, Manifest]:
     """Node b, and what it keeps of rank 0."""
     a, b = world.node("a"), world.node("b")
-    kept = {0: [SHARED, (0,)], 1: [(1,)]}
+    kept: dict[int, list[Ranks]] = {0: [SHARED, (0,)], 1: [(1,)]}
     manifests = []
     for number, segments in kept.items():
         rank = world.rank(a, number, SIZES, ranks=[SHARED, (number,)])
