@@ -207,7 +207,7 @@ class Promises:
         if plan.checkpoint or went_back or plan.step >= self.common_step - 1:
             return
         told = after.unprotected > 0 or any(fault.kind in _COPY_KINDS for fault in self.struck)
-        if not told:
+        if not told and not self._struck_bare:
             raise PromiseBroken(
                 f"all go back to step {plan.step} though every rank has completed step "
                 f"{self.common_step}"

@@ -37,7 +37,7 @@ def test_no_seed_breaks_a_promise() -> None:
     assert "completed" in done.output
 
 
-@pytest.mark.parametrize("seed", [8357, 10097, 10940, 14610, 14654, 910025])
+@pytest.mark.parametrize("seed", [8357, 10097, 10940, 14610, 14654, 18086, 910025])
 def test_a_seed_that_once_broke_a_promise_breaks_none(seed: int) -> None:
     assert simulate(random_scenario(seed)).broken == ""
 
