@@ -11,8 +11,8 @@ tensors and arrays of a dataset, are refused when they change.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from deadpool_runtime.loader_values import (
 from deadpool_runtime.loader_walk import MISSING, Held, Walk, child_of
 
 #: Of containers and arrays with more entries some are compared.
-_MOST_ENTRIES = 1 << 16
+_MOST_ENTRIES, _SAMPLES = 1 << 16, 1024
 
 
 class BodyChanges:
@@ -173,19 +173,24 @@ class _Mark:
 
 
 def _mark_of(value: Any) -> Any:
+    if is_scalar(value):
+        return value
     if isinstance(value, torch.Tensor):
         version = 0 if value.is_inference() else value._version
         return id(value), value.data_ptr() if value.layout is torch.strided else 0, version
     if is_array(value):
         flat = value.reshape(-1)[:: max(1, value.size // _MOST_ENTRIES)]
         return value.shape, value.dtype.str, xxhash.xxh3_64_digest(flat.tobytes())
-    if isinstance(value, dict):
-        return [(key, _mark_of(each)) for key, each in islice(value.items(), _MOST_ENTRIES)]
-    if isinstance(value, set | frozenset):
-        return frozenset(islice(value, _MOST_ENTRIES)), len(value)
     if is_container(value):
-        some = islice(
-            value, 0, None, max(1, len(value) // 1024) if len(value) > _MOST_ENTRIES else 1
-        )
-        return len(value), list(map(_mark_of, some))
-    return value if is_scalar(value) or isinstance(value, range | slice) else id(value)
+        return len(value), list(map(_mark_of, _some_of(value)))
+    return value if isinstance(value, range | slice) else id(value)
+
+
+def _some_of(container: Any) -> Iterable[Any]:
+    """The entries of a short container; of a list some from all over it, of others the first."""
+    entries = chain.from_iterable(container.items()) if isinstance(container, dict) else container
+    if len(container) <= _MOST_ENTRIES:
+        return entries
+    if isinstance(container, list | tuple):
+        return container[:: len(container) // _SAMPLES]
+    return islice(entries, _SAMPLES)
