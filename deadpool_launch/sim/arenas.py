@@ -23,6 +23,13 @@ class Kept:
     state: State
     damaged: bool = False
 
+    def has_all_of(self, other: Kept) -> bool:
+        """Whether the other is a part of the same copy, or all of it."""
+        mine, theirs = self.copy, other.copy
+        same = (mine.rank, mine.step, mine.epoch) == (theirs.rank, theirs.step, theirs.epoch)
+        whole = {*theirs.segments} <= {*mine.segments}
+        return same and whole and self.state.lineage == other.state.lineage
+
 
 class Arenas:
     """What lies on each node. ``dead``: nodes that went away, with all they had."""
@@ -33,6 +40,8 @@ class Arenas:
         self.dead: set[str] = set()
         #: The ranks that took no part, by epoch.
         self.aside_in: dict[int, frozenset[int]] = {}
+        #: Nodes that lost copies in another way than that newer ones took their place.
+        self.bereft: set[str] = set()
         self._ports: dict[str, int] = {}
 
     def address(self, node: str) -> protocol.Address:
@@ -45,6 +54,7 @@ class Arenas:
 
     def lose(self, node: str) -> None:
         """All copies of the node are gone."""
+        self.bereft.add(node)
         self.kept.pop(node, None)
 
     def digests(self, rank: int, state: State) -> list[protocol.SegmentDigest]:
@@ -58,6 +68,11 @@ class Arenas:
         """Something is being written to the slot of this step."""
         if (arena := self.kept.get(node)) is not None:
             arena.pop((rank, replica, step % SLOTS), None)
+
+    def held(self, node: str, copy: protocol.Copy) -> Kept | None:
+        """The sealed replica of the rank and step of ``copy`` on the node."""
+        found = self.kept.get(node, {}).get((copy.rank, True, copy.step % SLOTS))
+        return found if found is not None and found.copy.step == copy.step else None
 
     def seal(self, node: str, copy: protocol.Copy, state: State) -> Kept:
         """The copy is whole."""
@@ -205,8 +220,13 @@ class Arenas:
         arena = self.kept.get(node, {})
         kept = arena.get(slot)
         if kept is None or kept.copy.step != step:
+            if node not in self.bereft:
+                raise PromiseBroken(
+                    f"the copy of step {step} of rank {slot[0]} on {node} is needed and gone"
+                )
             return f"there is no copy of step {step} of rank {slot[0]} on {node}"
         if not kept.damaged:
             return kept
         del arena[slot]
+        self.bereft.add(node)
         return f"a hash of the copy of rank {slot[0]} on {node} differs"

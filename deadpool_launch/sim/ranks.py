@@ -66,6 +66,9 @@ class Process:
         self.holder: protocol.Holder | None = None
         #: Whether the launcher has chosen a holder, and in which epoch.
         self.chosen = 0
+        #: Other ranks still fetch what they need, and a replica waits for that.
+        self.restoring = False
+        self.postponed = False
         self.protected = 0
         #: The copy that is being made, and the newest that is whole.
         self.unsealed: State | None = None
@@ -475,11 +478,12 @@ class Process:
         self.mode = Mode.RESTORED
         digests = self.cluster.arenas.digests(self.rank, self.state)
         self.say(protocol.Restored(epoch, plan.step, digests))
-        self.cluster.copying.choose(self, epoch, plan.holder)
+        self.cluster.copying.choose(self, epoch, plan.holder, restoring=True)
 
     def _resume(self, epoch: int) -> None:
         self.epoch = epoch
         self.halt = None
         self.confirmed, self.given_up, self.gave_up_at = self.state.step, -1, None
+        self.cluster.copying.resumed(self)
         self.cluster.resumed(self, epoch)
         self.begin_step()

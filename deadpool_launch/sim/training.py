@@ -79,7 +79,8 @@ class Training:
 
     def _all_there(self, processes: list[Process], epoch: int, step: int | None) -> None:
         apart = self._cluster.network.apart
-        if apart and any(process.node in apart for process in processes):
+        nodes = {process.node for process in processes}
+        if apart & nodes and len(nodes) > 1:  # within a node all reach each other
             self._wait_for_path(processes, epoch, step)
             return
         if any(process.meeting is not None and process.meeting.void for process in processes):

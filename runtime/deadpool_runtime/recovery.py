@@ -118,6 +118,7 @@ class Recovery:
         link.send(protocol.Restored(epoch, plan.step, copy.digests, sizes))
         self._snapshots.set_holder(epoch, plan.holder, plan.step)
         self._control.wait_resume(epoch, plan.step)
+        self._snapshots.resumed(epoch)
         return Recovered(epoch, plan.step, own, frozenset(plan.aside))
 
     def _not_connected(self, epoch: int, error: RuntimeError) -> NoReturn:

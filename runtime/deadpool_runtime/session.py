@@ -211,7 +211,13 @@ class ProtectedJob(Job):
     ) -> Iterator[tuple[Step, Any]]:
         """See ``Job.steps``."""
         most_steps, most_epochs = self._begin_steps(max_steps, epochs)
-        self._batches = Batches(loader, max_steps=most_steps, epochs=most_epochs, remember=True)
+        self._batches = Batches(
+            loader,
+            max_steps=most_steps,
+            epochs=most_epochs,
+            remember=True,
+            is_saved=lambda tensor: self._training.has_memory_of(tensor, self._state),
+        )
         return self._run(self._batches)
 
     def _run(self, batches: Batches) -> Iterator[tuple[Step, Any]]:

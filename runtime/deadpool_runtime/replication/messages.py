@@ -22,10 +22,14 @@ class RankHello(Message, frozen=True):
 class SetHolder(Message, frozen=True):
     """From now on replicas of this rank go to ``holder`` and belong to ``epoch``. Whatever of an
     older epoch is under way for this rank is given up. None: there is no holder.
+
+    ``restoring``: other ranks may still fetch what nodes have of the step that all go back to, so
+    nothing of it is replaced. The same is said again without it when all have what they need.
     """
 
     epoch: int
     holder: Holder | None
+    restoring: bool = False
 
 
 class SnapshotBegun(Message, frozen=True):

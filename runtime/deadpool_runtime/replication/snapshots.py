@@ -177,23 +177,35 @@ class Snapshots:
     # ------------------------------------------------------------ replicas
 
     def set_holder(self, epoch: int, holder: protocol.Holder | None, step: int) -> None:
-        """From now on replicas go to ``holder``, first that of the copy of ``step``."""
+        """From now on replicas go to ``holder``, first that of the copy of ``step``, which other
+        ranks may still need as it is wherever it lies; ``resumed`` is to follow."""
         found = self._slot(step, look=True).read()
         with self._lock:
             self._sealed = found[0] if found is not None and found[0].step == step else None
-        self._choose(epoch, holder)
+            # The link's thread may have heard of another choice, made since all are restored.
+            chosen = self._chosen and self._epoch == epoch
+            holder = self._holder if chosen else holder
+        self._choose(epoch, holder, restoring=not chosen)
+
+    def resumed(self, epoch: int) -> None:
+        """All ranks are restored."""
+        with self._lock:
+            if epoch == self._epoch:
+                self._client.send(messages.SetHolder(epoch, self._holder))
 
     def _on_protect(self, message: protocol.Protect) -> None:
         """On the link's thread: the first choice, or a replicator that listens elsewhere."""
         self._choose(message.epoch, message.holder)
 
-    def _choose(self, epoch: int, holder: protocol.Holder | None) -> None:
+    def _choose(
+        self, epoch: int, holder: protocol.Holder | None, *, restoring: bool = False
+    ) -> None:
         with self._lock:
             if epoch < self._epoch:
                 return
             self._epoch, self._holder, self._chosen = epoch, holder, True
             sealed = self._sealed
-            self._client.send(messages.SetHolder(epoch, holder))
+            self._client.send(messages.SetHolder(epoch, holder, restoring))
             if sealed is not None:
                 self._client.send(messages.SnapshotSealed(sealed))
         self._notes.begin()

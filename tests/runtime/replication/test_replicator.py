@@ -367,9 +367,7 @@ def two_owners(world: World) -> tuple[list[Node], list[Rank]]:
     nodes = [world.node(name) for name in "abc"]
     ranks = [world.rank(nodes[r], r, SIZES, ranks=[SHARED, (r,)]) for r in range(2)]
     for rank in ranks:
-        rank.ranks, everything = [(rank.rank,)], rank.ranks
-        rank.protect(nodes[2])
-        rank.ranks = everything
+        rank.protect(nodes[2], segments=[(rank.rank,)])
         rank.snapshot(4)
         assert rank.hear(Confirmed).step == 4
     return nodes, ranks
