@@ -13,7 +13,7 @@ from deadpool_launch.whatif.strategies import Strategy
 from deadpool_launch.whatif.walk import walk
 
 #: A run that takes so many times as long as without faults is given up.
-GIVE_UP_AFTER = 100.0
+GIVE_UP_AFTER = 20.0
 
 
 @dataclass(frozen=True, slots=True)

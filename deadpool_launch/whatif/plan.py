@@ -10,12 +10,9 @@ import click
 from deadpool_launch.errors import UsageError
 from deadpool_launch.whatif import advice, report
 from deadpool_launch.whatif.reading import (
-    NODE_MTBF_S,
-    NODE_MTBF_SOURCE,
-    TRANSIENT,
-    TRANSIENT_SOURCE,
     count_option,
-    faults_of,
+    drawn_faults,
+    faults_text,
     share_option,
     size_option,
     time_option,
@@ -96,6 +93,8 @@ def _question(options: dict[str, Any]) -> advice.Question:
             )
     if options["step_time"] > options["time_limit"]:
         raise UsageError("--step-time: must be shorter than --time-limit")
+    if options["probability"] == 0:
+        raise UsageError("--probability 0: must be a number above 0, such as 0.99")
     if options["shard"] is not None and options["sharding"] != "hsdp":
         raise UsageError("--shard: is for --sharding hsdp only")
     layout = Layout(
@@ -115,10 +114,7 @@ def _question(options: dict[str, Any]) -> advice.Question:
         layout=layout,
         step_s=options["step_time"],
         limit_s=options["time_limit"],
-        faults=faults_of(
-            mtbf_s=options["node_mtbf"] or NODE_MTBF_S,
-            transient=TRANSIENT if options["transient"] is None else options["transient"],
-        ),
+        faults=drawn_faults(options),
         probability=options["probability"] or advice.PROBABILITY,
         queue_s=options["queue_wait"] or _QUEUE_S,
         copy_rate=options["copy_rate"] or advice.COPY_RATE,
@@ -134,12 +130,6 @@ def _question(options: dict[str, Any]) -> advice.Question:
 def _assumed(question: advice.Question, options: dict[str, Any]) -> list[str]:
     """What was taken for granted, and why."""
     rows = (
-        ("node_mtbf", f"node MTBF {report.hours(question.faults.mtbf_s)}", NODE_MTBF_SOURCE),
-        (
-            "transient",
-            f"transient faults {report.share(question.faults.transient)}",
-            TRANSIENT_SOURCE,
-        ),
         ("copy_rate", f"copies at {question.copy_rate / 1e9:g} GB/s a node", advice.COPY_SOURCE),
         ("send_rate", f"replicas at {question.send_rate / 1e9:g} GB/s a node", advice.SEND_SOURCE),
         ("queue_wait", f"a new allocation after {report.hours(question.queue_s)}", ASSUMED),
@@ -147,4 +137,5 @@ def _assumed(question: advice.Question, options: dict[str, Any]) -> list[str]:
     told = [
         f"{text}: {GIVEN if options[name] is not None else source}" for name, text, source in rows
     ]
+    told = [*faults_text(question.faults, options), *told]
     return [*told, "random states, data position and the like: 64 KiB a rank, assumed"]

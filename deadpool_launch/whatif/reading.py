@@ -5,7 +5,6 @@ Every error is a sentence that names the option or the file and says what would 
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -18,7 +17,8 @@ import click
 from deadpool_launch.errors import UsageError
 from deadpool_launch.policy.kinds import A_DURATION, read_duration
 from deadpool_launch.whatif.faults import Renewal, Trace, listed
-from deadpool_launch.whatif.strategies import MEANING, Strategy
+from deadpool_launch.whatif.report import hours, share
+from deadpool_launch.whatif.strategies import GIVEN, MEANING, Strategy
 
 #: Unexpected interruptions, days and nodes of eight GPUs of the Llama 3 405B training.
 _LLAMA = 419, 54, 16_384 // 8
@@ -34,6 +34,9 @@ TRANSIENT_SOURCE = (
 )
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 _BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_TRACE_LINE = re.compile(
+    r"\s*([\w.:-]{1,30}(?: \w{1,3})?)\s*,\s*([0-9]{1,9})\s*,\s*(transient|permanent)\s*"
+)
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:[eE]\d+)?)\s*([KMGBT]?)(i?B)?", re.IGNORECASE)
 
 
@@ -68,6 +71,11 @@ def count_option(name: str, least: int, text: str) -> Decorator[Any]:
         return None if found is None else int(found)
 
     return click.option(name, metavar="N", callback=read, help=text)
+
+
+def file_option(name: str, to: str, metavar: str, text: str) -> Decorator[Any]:
+    """An option that takes a path."""
+    return click.option(name, to, metavar=metavar, type=click.Path(path_type=Path), help=text)
 
 
 def size_option(name: str, text: str) -> Decorator[Any]:
@@ -109,60 +117,75 @@ def _scaled(text: str, suffixes: Mapping[str, int]) -> float | None:
 # ---------------------------------------------------------------- the failure process
 
 
-def faults_of(
-    *,
-    mtbf_s: float,
-    transient: float,
-    shape: float | None = None,
-    group: int | None = None,
-    group_mtbf_s: float | None = None,
-) -> Renewal:
-    """The failure process that the options name."""
+def drawn_faults(options: Mapping[str, Any]) -> Renewal:
+    """The failure process that the options name; published figures for those that were not given.
+
+    ``options``: ``node_mtbf`` and ``transient``; ``weibull``, ``group`` and ``group_mtbf`` if the
+    command has them.
+    """
+    shape, group = options.get("weibull"), options.get("group")
+    group_mtbf_s = options.get("group_mtbf")
     if (group is None) != (group_mtbf_s is None):
         raise UsageError("--group and --group-mtbf: give both or neither")
     if shape is not None and not 0.1 <= shape <= 10:
         raise UsageError(f"--weibull {shape:g}: must be a shape from 0.1 to 10, such as 0.7")
     return Renewal(
-        mtbf_s=mtbf_s,
-        shape=1.0 if shape is None else shape,
-        transient=transient,
+        mtbf_s=options["node_mtbf"] or NODE_MTBF_S,
+        shape=shape or 1.0,
+        transient=TRANSIENT if options["transient"] is None else options["transient"],
         group=group or 1,
         group_mtbf_s=group_mtbf_s or math.inf,
     )
 
 
+def faults_text(faults: Renewal, options: Mapping[str, Any]) -> list[str]:
+    """What is taken for the faults, and where that is from."""
+    kind = "exponential" if faults.shape == 1 else f"Weibull, shape {faults.shape:g}"
+    texts = [
+        f"node MTBF {hours(faults.mtbf_s)} ({kind}): "
+        f"{NODE_MTBF_SOURCE if options['node_mtbf'] is None else GIVEN}",
+        f"transient faults {share(faults.transient)}: "
+        f"{TRANSIENT_SOURCE if options['transient'] is None else GIVEN}",
+    ]
+    if faults.group > 1:
+        texts.append(
+            f"groups of {faults.group} nodes fail together every {hours(faults.group_mtbf_s)}: "
+            f"{GIVEN}"
+        )
+    return texts
+
+
 def read_trace(path: Path, seats: int) -> Trace:
-    """A record of faults: lines of seconds since its begin, a node's number, and what it was."""
+    """The record of faults in a file; see ``parse_trace``."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"{path}: cannot be read as lines of text ({_because(error)})") from None
+    return parse_trace(text, seats, str(path))
+
+
+def parse_trace(text: str, seats: int, name: str) -> Trace:
+    """A record of faults: lines of a time since its begin, a node's number and what it was."""
     rows = []
-    for number, row in enumerate(_lines(path), start=1):
-        if not row or row[0].lstrip().startswith("#"):
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
             continue
-        cells = [cell.strip() for cell in row]
-        at = read_duration(cells[0])
-        good = len(cells) == 3 and at is not None and cells[1].isdecimal()
-        if not good or cells[2] not in ("transient", "permanent"):
+        found = _TRACE_LINE.fullmatch(line)
+        at = read_duration(found[1]) if found else None
+        if found is None or at is None:
             raise UsageError(
-                f"{path}, line {number}: must be TIME,NODE,KIND with a node's number from 0 and "
+                f"{name}, line {number}: must be TIME,NODE,KIND with a node's number from 0 and "
                 "the kind transient or permanent, such as 3.5h,17,permanent"
             )
-        assert at is not None
-        if int(cells[1]) >= seats:
+        if int(found[2]) >= seats:
             raise UsageError(
-                f"{path}, line {number}: there is no node {cells[1]}; the job has {seats} nodes, "
+                f"{name}, line {number}: there is no node {found[2]}; the job has {seats} nodes, "
                 "spares included, counted from 0"
             )
-        rows.append((at, int(cells[1]), cells[2] == "permanent"))
+        rows.append((at, int(found[2]), found[3] == "permanent"))
     if not rows or max(at for at, _, _ in rows) <= 0:
-        raise UsageError(f"{path}: has no fault later than its begin; name at least one")
+        raise UsageError(f"{name}: has no fault later than its begin; name at least one")
     return listed(rows)
-
-
-def _lines(path: Path) -> list[list[str]]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return list(csv.reader(file))
-    except (OSError, UnicodeError, csv.Error) as error:
-        raise UsageError(f"{path}: cannot be read as lines of text ({_because(error)})") from None
 
 
 def read_first_step(path: Path) -> dict[str, float]:

@@ -13,15 +13,14 @@ from deadpool_launch.errors import UsageError
 from deadpool_launch.policy.kinds import show_duration
 from deadpool_launch.whatif import paper, picture, published, report
 from deadpool_launch.whatif.estimate import estimate
-from deadpool_launch.whatif.faults import Faults, Renewal
+from deadpool_launch.whatif.faults import Faults
 from deadpool_launch.whatif.job import Job
 from deadpool_launch.whatif.reading import (
     NODE_MTBF_S,
-    NODE_MTBF_SOURCE,
-    TRANSIENT,
-    TRANSIENT_SOURCE,
     count_option,
-    faults_of,
+    drawn_faults,
+    faults_text,
+    file_option,
     read_first_step,
     read_trace,
     share_option,
@@ -59,11 +58,11 @@ _WITH_PAPER = frozenset(
 )
 @count_option("--group", 2, "Neighbouring nodes that also fail together.")
 @time_option("--group-mtbf", "Mean time between faults of such a group.")
-@click.option(
+@file_option(
     "--trace",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Recorded faults instead: lines TIME,NODE,KIND, such as 3.5h,17,permanent.",
+    "trace",
+    "FILE",
+    "Recorded faults instead: lines TIME,NODE,KIND, such as 3.5h,17,permanent.",
 )
 @count_option(
     "--domain",
@@ -93,24 +92,17 @@ _WITH_PAPER = frozenset(
     metavar="NAME.FIGURE=VALUE",
     help="Another cost, such as deadpool.permanent=12s or fixed.save-every=30m.",
 )
-@click.option(
+@file_option(
     "--measured",
     "measurement",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Take DEADPOOL's recovery from what bench/first_step.py wrote.",
+    "FILE",
+    "Take DEADPOOL's recovery from what bench/first_step.py wrote.",
 )
 @count_option("--seeds", 1, f"Runs of each strategy.  [default: {_SEEDS}]")
 @count_option("--seed", 0, "The first seed.  [default: 0]")
 @click.option("--paper", "as_published", is_flag=True, help="The published 100,000-step result.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option(
-    "--plot",
-    "picture_path",
-    type=click.Path(path_type=Path),
-    metavar="FILE.png",
-    help="Draw where the time goes.",
-)
+@file_option("--plot", "picture_path", "FILE.png", "Draw where the time goes.")
 @click.pass_context
 def simulate(
     ctx: click.Context,
@@ -144,11 +136,10 @@ def simulate(
         )
     else:
         job = _job(step_time, **options)
-        faults = _faults(job, node_mtbf, options)
+        faults, assumed = _faults(job, {**options, "node_mtbf": node_mtbf})
         compared = _compared(options["strategies"], options["measurement"], options["changes"])
         runs = range(first, first + (seeds or _SEEDS))
         estimates = [estimate(job, faults, each, runs) for each in compared]
-        assumed = _faults_text(faults, node_mtbf, options["transient"], options["trace"])
         wait = "assumed" if options["queue_wait"] is None else GIVEN
         assumed.append(f"a new allocation comes after {show_duration(job.queue_s)}: {wait}")
         if as_json:
@@ -200,22 +191,18 @@ def _job(step_s: float | None, **options: Any) -> Job:
     )
 
 
-def _faults(job: Job, node_mtbf: float | None, options: dict[str, Any]) -> Faults:
-    if options["trace"] is not None:
-        for name in ("weibull", "transient", "group", "group_mtbf"):
-            if options[name] is not None:
-                flag = name.replace("_", "-")
-                raise UsageError(f"--{flag}: is not for a --trace; leave out one of them")
-        if node_mtbf is not None:
-            raise UsageError("--node-mtbf: is not for a --trace; leave out one of them")
-        return read_trace(options["trace"], job.seats)
-    return faults_of(
-        mtbf_s=node_mtbf or NODE_MTBF_S,
-        transient=TRANSIENT if options["transient"] is None else options["transient"],
-        shape=options["weibull"],
-        group=options["group"],
-        group_mtbf_s=options["group_mtbf"],
-    )
+def _faults(job: Job, options: dict[str, Any]) -> tuple[Faults, list[str]]:
+    """The failure process, and what there is to say of it."""
+    if options["trace"] is None:
+        drawn = drawn_faults(options)
+        return drawn, faults_text(drawn, options)
+    for name in ("node_mtbf", "weibull", "transient", "group", "group_mtbf"):
+        if options[name] is not None:
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag}: is not for a --trace; leave out one of them")
+    return read_trace(options["trace"], job.seats), [
+        f"faults: as recorded in {options['trace']}, which repeats"
+    ]
 
 
 def _compared(
@@ -230,24 +217,3 @@ def _compared(
             for each in compared
         ]
     return with_changes(compared, changes)
-
-
-def _faults_text(
-    faults: Faults, node_mtbf: float | None, transient: float | None, trace: Path | None
-) -> list[str]:
-    """What was taken for the faults, and why."""
-    if not isinstance(faults, Renewal):
-        return [f"faults: as recorded in {trace}, which repeats"]
-    kind = "exponential" if faults.shape == 1 else f"Weibull, shape {faults.shape:g}"
-    texts = [
-        f"node MTBF {report.hours(faults.mtbf_s)} ({kind}): "
-        f"{GIVEN if node_mtbf is not None else NODE_MTBF_SOURCE}",
-        f"transient faults {report.share(faults.transient)}: "
-        f"{GIVEN if transient is not None else TRANSIENT_SOURCE}",
-    ]
-    if faults.group > 1:
-        texts.append(
-            f"groups of {faults.group} nodes fail together every "
-            f"{report.hours(faults.group_mtbf_s)}: {GIVEN}"
-        )
-    return texts
