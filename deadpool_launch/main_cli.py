@@ -32,6 +32,16 @@ _ELSEWHERE: Mapping[str, tuple[str, str, str]] = {
         "classify",
         "Find the first root error in a log and say which kind of fault it is.",
     ),
+    "plan": (
+        "deadpool_launch.whatif.plan",
+        "plan",
+        "What a job needs and what to ask Slurm for: memory, spares, expected goodput.",
+    ),
+    "simulate": (
+        "deadpool_launch.whatif.simulate",
+        "simulate",
+        "What faults would cost a job under each way to live with them.",
+    ),
     "policy": (
         "deadpool_launch.policy.commands",
         "policy",

@@ -27,6 +27,7 @@ from deadpool_launch.controller.events import Event
 from deadpool_launch.controller.states import initial_state
 from deadpool_launch.errors import UsageError
 from deadpool_launch.policy import reading
+from deadpool_launch.whatif.reading import parse_trace
 from deadpool_runtime import protocol
 from deadpool_runtime.durable import index
 from deadpool_runtime.replication import messages, mover_messages, naming, slots, sockets, wire
@@ -366,6 +367,12 @@ def _of_settings() -> list[Parser]:
             lambda d: rules_module.parse_rules(_text(d), "rules.yaml"),
             (UsageError,),
             usual_nbytes=200,
+        ),
+        Parser(
+            "fault-record",
+            (b"# time,node,kind\n1h, 3, permanent\n", b"90s,0,transient\n1-00:00:00,5,permanent\n"),
+            lambda d: parse_trace(_text(d), 6, "faults.csv"),
+            (UsageError,),
         ),
     ]
 
