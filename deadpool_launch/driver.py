@@ -307,6 +307,7 @@ def _given(
         # The nodes of a rehearsal have the same GPUs.
         device_s=DEVICE_S if options.device != "ignore" and options.site == "slurm" else 0.0,
         pace_s=0.0 if options.straggler == "ignore" else options.straggler_window_s,
+        interfaces=list(options.site_config.interfaces) if options.site == "slurm" else [],
     )
     config = Config(
         active=plan.active,
@@ -340,7 +341,10 @@ def _given(
         straggler_factor=options.straggler_factor,
         straggler_windows=options.straggler_windows,
         straggler_window_s=options.straggler_window_s,
-        domains=expand_domains(options.failure_domains),
+        domains={
+            **options.site_config.domains(allocation.nodes),
+            **expand_domains(options.failure_domains),
+        },
         on_drain=options.on_drain,
         checkpoint_dir=directory,
         checkpoint_keep=options.checkpoint_keep,
@@ -389,9 +393,15 @@ def job_driver(
         poll_s=options.slurm_poll_s,
         reserve_s=options.reserve_s,
         ends_at=backend.ends_at(),
-        standby_launchers=options.standby_launchers if options.site == "slurm" else 0,
+        standby_launchers=_standby_launchers(options),
         host=given.allocation.batch_host,
     )
+
+
+def _standby_launchers(options: LaunchOptions) -> int:
+    """From inside a container an agent could start none outside of it."""
+    possible = options.site == "slurm" and not options.site_config.container
+    return options.standby_launchers if possible else 0
 
 
 def _checkpoints(

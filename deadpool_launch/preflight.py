@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_launch.backends.base import Check
+from deadpool_launch.options import LaunchOptions
 from deadpool_launch.preflight_probe import PREFIX
 from deadpool_slurm import parse, versions
 
@@ -92,6 +93,24 @@ def requeue_checks(job: parse.JobFacts) -> list[Check]:
             None,
             "the job will not be requeued before its time limit: Slurm says that it cannot be",
             "submit it with sbatch --requeue",
+        )
+    ]
+
+
+def srun_checks(nodes: int, options: LaunchOptions) -> list[Check]:
+    """Whether the site takes as many ``srun`` as the job has agents."""
+    most = options.site_config.most_srun
+    used = nodes if options.nodes is None else min(nodes, options.nodes + options.spares)
+    started = used - (options.spares if options.spare_start == "on-failure" else 0)
+    if most is None or started <= most:
+        return []
+    return [
+        Check(
+            "srun",
+            None,
+            f"{started} srun run at once, one for each agent, and site {options.site_config.name} "
+            f"advises {most} at most",
+            "use fewer nodes, or --spare-start on-failure",
         )
     ]
 
