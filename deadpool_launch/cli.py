@@ -45,7 +45,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "Faults and recovery": (
         *("heartbeat_timeout", "collective_timeout", "agent_start_timeout", "max_restarts"),
         *("standby_launchers", "on_exhausted", "checkpoint_dir", "checkpoint_every"),
-        *("requeue_before_limit", "mpi", "rules"),
+        *("requeue_before_limit", "chain_name", "mpi", "rules"),
     ),
     "Other": (),
 }
@@ -230,7 +230,12 @@ class _GroupedCommand(ScriptCommand):
 @click.option(
     "--record-final-state", is_flag=True, help="Write digests of every rank's last state."
 )
-@click.option("--chain-name", hidden=True, metavar="NAME")
+@click.option(
+    "--chain-name",
+    metavar="NAME",
+    help="This job is one of a chain: it goes on from the durable checkpoint of another "
+    "with that name in --checkpoint-dir.",
+)
 @submission_options
 @click.option("--fault", "faults", multiple=True, hidden=True, metavar="KIND:TARGET@STEP")
 @click.option("--dry-run", is_flag=True, help="Show the plan and commands; start nothing.")

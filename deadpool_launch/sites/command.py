@@ -10,10 +10,9 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from deadpool_launch import terminal
 from deadpool_launch.errors import UsageError
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.policy.files import text_of
@@ -21,8 +20,6 @@ from deadpool_launch.sites import files
 from deadpool_launch.sites.cluster import cluster_name
 from deadpool_launch.sites.merge import Settled
 from deadpool_launch.sites.reading import read_site
-
-_WIDTH = 80
 
 
 @click.command(
@@ -76,21 +73,14 @@ def _check(path: Path) -> int:
     return ExitCode.OK
 
 
-def _console() -> Console:
-    width = _WIDTH if os.environ.get("COLUMNS") is None else None
-    return Console(width=width, highlight=False, soft_wrap=False)
-
-
 def _list() -> None:
     here = files.choose(None, os.environ, cluster_name).site.name
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for heading in ("", "site", "what it is", "nodes from"):
-        table.add_column(heading, no_wrap=heading in ("", "site"))
+    table = terminal.columns("", "site", "what it is", "nodes from", whole=["", "site"])
     for name in files.names(os.environ):
         site = files.load(name, os.environ).site
         kind = "Slurm" if site.kind == "slurm" else "this machine"
         table.add_row("*" if name == here else "", name, escape(site.about), kind)
-    console = _console()
+    console = terminal.console()
     console.print(table)
     console.print(
         "\n* is taken without --site. Files NAME.yaml are read from, the last one winning:\n"
@@ -100,10 +90,7 @@ def _list() -> None:
 
 
 def _show(settled: Settled) -> None:
-    console = _console()
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for heading in ("key", "value", "from"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "key")
+    console, table = terminal.console(), terminal.columns("key", "value", "from", whole=["key"])
     folders = {str(folder): f"[{number}]" for number, folder in enumerate(_folders(settled), 1)}
     for name, setting in settled.settings.items():
         style = "yellow" if setting.how else "" if setting.path else "dim"

@@ -72,37 +72,28 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Patterns:
+class Patterns(Words):
     """Regular expressions, each for a whole name."""
 
     wanted: str = "a list of regular expressions, such as [ib0, eth.*]"
-    ordered: bool = False
 
-    def parse(self, node: yaml.Node) -> Value:
-        words = Words(self.wanted).parse(node)
-        for word in words:
-            _compiled(word, self.wanted)
-        return words
-
-    def show(self, value: Value) -> str:
-        return Words().show(value)
+    def _word(self, entry: yaml.Node) -> str:
+        text = Words._word(self, entry)
+        _compiled(text, self.wanted)
+        return text
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(Text):
     """A regular expression with one group."""
 
     wanted: str = r"a regular expression with one group in parentheses, such as (c\d+)-.*"
-    ordered: bool = False
 
     def parse(self, node: yaml.Node) -> Value:
         text = scalar(node, self.wanted)
         if _compiled(text, self.wanted).groups != 1:
             raise bad(text, self.wanted)
         return text
-
-    def show(self, value: Value) -> str:
-        return str(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 import yaml
 
 from deadpool_launch.dotted import LeafReader, Problem, line_of, read
-from deadpool_launch.policy.kinds import BadValue, Value, scalar
+from deadpool_launch.policy.kinds import BadValue, Value
+from deadpool_launch.sites.kinds import Text
 from deadpool_launch.sites.schema import BY_NAME, NAMES, OVERRIDABLE, OVERRIDES, SiteKey
 
 _UNKNOWN = "!unknown"
+_HOW = Text("how to find it out, as text on one line")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class _Reader(LeafReader):
         line = line_of(at)
         try:
             if node.tag == _UNKNOWN:
-                return Given(key.default, line, scalar(node, "how to find it out"))
+                return Given(key.default, line, _HOW.parse(node))
             if key.word and isinstance(node, yaml.ScalarNode) and node.value == key.word:
                 return Given(None, line)
             return Given(key.kind.parse(node), line)

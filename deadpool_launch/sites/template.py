@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from deadpool_launch.sites.kinds import Patterns, Words
+from deadpool_launch.sites.kinds import Words
 from deadpool_launch.sites.schema import KEYS, SiteKey
 
 _WIDTH = 100
@@ -46,7 +46,7 @@ def _entry(key: SiteKey) -> str:
 
 def _default(key: SiteKey) -> str:
     if key.default in ((), "") and not key.word:
-        return "[]" if isinstance(key.kind, Words | Patterns) else "{}" if key.default == () else ""
+        return "[]" if isinstance(key.kind, Words) else "{}" if key.default == () else ""
     return key.show(key.default)
 
 

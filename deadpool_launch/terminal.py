@@ -1,0 +1,25 @@
+"""How commands print tables: plain columns, 80 wide unless COLUMNS says otherwise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from rich.console import Console
+from rich.table import Table
+
+_WIDTH = 80
+
+
+def console() -> Console:
+    """Where to print."""
+    width = _WIDTH if os.environ.get("COLUMNS") is None else None
+    return Console(width=width, highlight=False, soft_wrap=False)
+
+
+def columns(*headings: str, whole: Collection[str] = ()) -> Table:
+    """An empty table. ``whole``: headings of columns whose words are never broken."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold", no_wrap=heading in whole)
+    return table
