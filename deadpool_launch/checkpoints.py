@@ -1,7 +1,8 @@
 """The launcher's part in durable checkpoints, as far as it touches the disk.
 
 Each job has a folder of its own in the one that the user names, so that two jobs with the same
-``--checkpoint-dir`` neither overwrite nor remove what the other wrote.
+``--checkpoint-dir`` neither overwrite nor remove what the other wrote. The jobs of a chain have one
+together, of which one runs at a time.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ class NotCommitted(Exception):
     """What the ranks wrote did not become a checkpoint; the text says why."""
 
 
-def job_directory(directory: Path, job_id: str) -> Path:
-    """Where the checkpoints of this job are."""
-    return directory / job_id
+def job_directory(directory: Path, job_id: str, chain: str | None = None) -> Path:
+    """Where the checkpoints of this job are, or of all jobs of its chain."""
+    return directory / (chain or job_id)
 
 
-def make_directory(given: Path, job_id: str) -> None:
+def make_directory(given: Path, job_id: str, chain: str | None = None) -> None:
     """Make the job's folder and see that it can be written; ``UsageError`` if not."""
-    directory = job_directory(given, job_id)
+    directory = job_directory(given, job_id, chain)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".probe-{secrets.token_hex(4)}"
@@ -39,12 +40,15 @@ def make_directory(given: Path, job_id: str) -> None:
         ) from error
 
 
-def found(directory: Path, job_id: str, world_size: int) -> tuple[int, ...]:
-    """The steps of the checkpoints that an earlier launcher of this job left, newest first."""
+def found(directory: Path, job_id: str | None, world_size: int) -> tuple[int, ...]:
+    """The steps of the checkpoints that an earlier launcher of this job left, newest first.
+
+    ``job_id``: None for those of any job, in the folder of a chain.
+    """
     steps = []
     for step in index.list_complete(directory):
         complete = index.read_complete(directory, step)
-        if (complete.job_id, complete.world_size) == (job_id, world_size):
+        if job_id in (None, complete.job_id) and complete.world_size == world_size:
             steps.append(step)
     return tuple(steps)
 

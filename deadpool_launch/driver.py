@@ -24,7 +24,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from deadpool_launch import channel, checkpoints, faults, movers, supervisor
+from deadpool_launch import chains, channel, checkpoints, faults, movers, supervisor
 from deadpool_launch.agents import BACKLOG
 from deadpool_launch.backends.base import Allocation, Check, SiteError
 from deadpool_launch.backends.local import LocalBackend
@@ -103,7 +103,12 @@ async def _launch(options: LaunchOptions) -> int:
     options = settle_spares(backend, options)
     job_id = look(backend, options).allocation.job_id
     if options.checkpoint_dir is not None:
-        checkpoints.make_directory(Path(options.checkpoint_dir), job_id)
+        checkpoints.make_directory(Path(options.checkpoint_dir), job_id, options.chain)
+        if options.chain is not None:
+            folder = checkpoints.job_directory(Path(options.checkpoint_dir), job_id, options.chain)
+            if (end := chains.ended(folder)) is not None:
+                click.echo(f"note: {end}")
+                return end.exit_code
     run_dir = make_run_dir(Path(options.run_dir))
     journal = Journal(run_dir, click.echo)
     secret = channel.write_secret(run_dir)
@@ -163,8 +168,14 @@ async def requeue(
 ) -> bool:
     """Put the job back into the queue if it is to go on there; whether it is there again. Slurm
     kills a batch script for it.
+
+    The end of a job of a chain may be the chain's.
     """
     finish = driver.finish
+    if options.chain is not None and finish is not None and chains.is_last(finish.exit_code):
+        end = chains.ChainEnd(driver.job_id, finish.exit_code, finish.reason)
+        folder = Path(options.checkpoint_dir or "") / options.chain
+        await asyncio.to_thread(chains.end, folder, end, backend.cancel_waiting, journal.say)
     if not options.requeue or finish is None or finish.exit_code != ExitCode.STOPPED_IN_TIME:
         return False
     if not driver.made_progress:
@@ -411,8 +422,11 @@ def _checkpoints(
     if options.checkpoint_dir is None:
         return "", ()
     job_id = prepared.allocation.job_id
-    directory = checkpoints.job_directory(Path(options.checkpoint_dir), job_id)
-    found = checkpoints.found(directory, job_id, prepared.plan.world_size)
+    chain = options.chain
+    directory = checkpoints.job_directory(Path(options.checkpoint_dir), job_id, chain)
+    found = checkpoints.found(
+        directory, job_id if chain is None else None, prepared.plan.world_size
+    )
     journal.say(
         f"a durable checkpoint after every {options.checkpoint_every} steps goes to {directory}"
     )

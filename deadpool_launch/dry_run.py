@@ -39,7 +39,9 @@ def show(options: LaunchOptions) -> str:
         "",
     ]
     if options.checkpoint_dir is not None:
-        folder = checkpoints.job_directory(Path(options.checkpoint_dir), allocation.job_id)
+        folder = checkpoints.job_directory(
+            Path(options.checkpoint_dir), allocation.job_id, options.chain
+        )
         lines.insert(2, f"a durable checkpoint every {options.checkpoint_every} steps in {folder}")
     spares = plan.spares if options.spare_start == "at-start" else ()
     for node in (*plan.active, *spares):

@@ -207,6 +207,13 @@ class SlurmBackend:
         except SlurmError as error:
             raise SiteError(str(error)) from error
 
+    def cancel_waiting(self, name: str) -> None:
+        """``scancel`` of the user's jobs of this name that have not begun."""
+        try:
+            self.client.cancel_waiting(name)
+        except SlurmError as error:
+            raise SiteError(str(error)) from error
+
     def leave(self) -> None:
         """Let what was started go on."""
         self._agents.clear()

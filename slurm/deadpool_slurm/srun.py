@@ -124,6 +124,11 @@ def cancel_job(job_id: str) -> list[str]:
     return ["scancel", job_id]
 
 
+def cancel_waiting(name: str, user_id: int) -> list[str]:
+    """End the user's jobs of this name that are in the queue."""
+    return ["scancel", f"--name={name}", f"--user={user_id}", "--state=PENDING"]
+
+
 def comment_job(job_id: str, text: str) -> list[str]:
     """Put a comment on the job."""
     return ["scontrol", "update", f"JobId={job_id}", f"Comment={text}"]

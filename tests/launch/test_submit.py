@@ -13,6 +13,7 @@ import pytest
 
 from deadpool_launch import cli
 from deadpool_launch.submit import run
+from deadpool_launch.submit.flags import PARAMETERS
 from deadpool_launch.submit.request import read_time
 from deadpool_launch.submit.script import BatchScript, time_limit
 from deadpool_slurm.parse import asks_no_kill, sbatch_options
@@ -101,7 +102,7 @@ def test_launcher_takes_what_the_script_calls_it_with(
         taken = cli.command.make_context(cli.PROGRAM, words[2:]).params
         settled = cli.find_site(taken, os.environ)
         assert not run.submits(taken, settled, os.environ)
-        same = set(given) - {*run.flags.PARAMETERS, "site", "chain_name"}
+        same = set(given) - {*PARAMETERS, "site", "chain_name"}
         assert {name: taken[name] for name in same} == {name: given[name] for name in same}
         options = cli.to_options(taken, os.environ, NOW, settled)
         assert options.chain == (f"train-{NOW}" if "--chain" in line else None)
