@@ -19,18 +19,6 @@ _MOST_DEPTH = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that is wrong in a file; ``text`` says what would be right."""
-
-    path: str
-    line: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.path}, line {self.line}: {self.text}"
-
-
-@dataclass(frozen=True, slots=True)
 class Names:
     """The names of all keys that a kind of file may have."""
 
@@ -45,6 +33,18 @@ class Names:
         prefix = f"{section}." if section else ""
         inside = [each[len(prefix) :] for each in self.names if each.startswith(prefix)]
         return sorted({each.split(".")[0] for each in inside})
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong in a file; ``text`` says what would be right."""
+
+    path: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}, line {self.line}: {self.text}"
 
 
 def line_of(node: yaml.Node) -> int:

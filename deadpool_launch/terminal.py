@@ -1,12 +1,18 @@
-"""How commands print tables: plain columns, 80 wide unless COLUMNS says otherwise."""
+"""What commands print alike: tables of plain columns, 80 wide unless COLUMNS says otherwise, and
+what is wrong in a file.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+import click
 from rich.console import Console
 from rich.table import Table
+
+from deadpool_launch.dotted import Problem
+from deadpool_launch.exits import ExitCode
 
 _WIDTH = 80
 
@@ -23,3 +29,13 @@ def columns(*headings: str, whole: Collection[str] = ()) -> Table:
     for heading in headings:
         table.add_column(heading, overflow="fold", no_wrap=heading in whole)
     return table
+
+
+def tell_problems(path: str, problems: Sequence[Problem]) -> ExitCode:
+    """Say everything that is wrong in a file, or that nothing is; returns the exit code."""
+    for problem in problems:
+        click.echo(str(problem), err=True)
+    if problems:
+        return ExitCode.USAGE
+    click.echo(f"{path}: good")
+    return ExitCode.OK

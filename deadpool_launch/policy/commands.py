@@ -31,13 +31,7 @@ def policy() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> int:
     """Say everything that is wrong in FILE; exit code 2 if anything is."""
-    problems = files.check(file)
-    for problem in problems:
-        click.echo(str(problem), err=True)
-    if problems:
-        return ExitCode.USAGE
-    click.echo(f"{file}: good")
-    return ExitCode.OK
+    return terminal.tell_problems(str(file), files.check(file))
 
 
 @policy.command()

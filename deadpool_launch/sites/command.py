@@ -28,27 +28,28 @@ from deadpool_launch.sites.reading import read_site
 @click.argument("name", required=False)
 @click.option("-p", "--partition", metavar="NAME", help="Show what holds in this partition.")
 @click.option("-q", "--qos", metavar="NAME", help="Show what holds with this QOS.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, by key.")
 @click.option(
     "--check",
     "checked",
-    type=click.Path(path_type=Path),
     metavar="FILE",
     help="Say everything that is wrong in FILE instead; exit code 2 if anything is.",
 )
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, by key.")
 def sites(
     name: str | None,
     partition: str | None,
     qos: str | None,
+    checked: str | None,
     as_json: bool,
-    checked: Path | None,
 ) -> int:
     """List the clusters that are known, or show every value of the one called NAME.
 
     The file template.yaml, among those that come with DEADPOOL, explains every key.
     """
     if checked is not None:
-        return _check(checked)
+        return terminal.tell_problems(
+            checked, read_site(text_of(Path(checked), what="site file"), checked)[1]
+        )
     if name is None:
         if partition or qos or as_json:
             flag = "--partition" if partition else "--qos" if qos else "--json"
@@ -60,16 +61,6 @@ def sites(
         click.echo(json.dumps(_as_json(settled), indent=2))
     else:
         _show(settled)
-    return ExitCode.OK
-
-
-def _check(path: Path) -> int:
-    _, problems = read_site(text_of(path, what="site file"), str(path))
-    for problem in problems:
-        click.echo(str(problem), err=True)
-    if problems:
-        return ExitCode.USAGE
-    click.echo(f"{path}: good")
     return ExitCode.OK
 
 

@@ -23,9 +23,9 @@ class Text:
 
     def parse(self, node: yaml.Node) -> Value:
         text = scalar(node, self.wanted).strip()
-        if not text or "\n" in text:
-            raise bad(text, self.wanted)
-        return text
+        if text and "\n" not in text:
+            return text
+        raise bad(text, self.wanted)
 
     def show(self, value: Value) -> str:
         return str(value)
