@@ -479,6 +479,7 @@ def _announce(
         world_size=plan.world_size,
         spare_start=options.spare_start,
         site=options.site,
+        cluster=options.site_config.name,
         pid=os.getpid(),
         version=importlib.metadata.version("deadpool-launch"),
     )

@@ -20,6 +20,8 @@ _LITTLE_SHM_NBYTES = 1 << 30
 #: Clocks this far apart make logs misleading; nothing else depends on them.
 _CLOCK_DIFFERENCE_S = 5.0
 
+#: What ``srun --network`` takes only where the cluster's configuration allows it.
+_NETWORK_WORDS = ("job_vni", "single_node_vni")
 _OK_BY_SEVERITY = {"refuse": False, "warn": None, "note": True}
 
 NO_KILL_REMEDY = (
@@ -111,6 +113,25 @@ def srun_checks(nodes: int, options: LaunchOptions) -> list[Check]:
             f"{started} srun run at once, one for each agent, and site {options.site_config.name} "
             f"advises {most} at most",
             "use fewer nodes, or --spare-start on-failure",
+        )
+    ]
+
+
+def network_checks(request: str | None, config: Mapping[str, str]) -> list[Check]:
+    """Whether this cluster takes what is asked for each step's network, of what it may forbid."""
+    pairs = (part.partition("=") for part in config.get("SwitchParameters", "").split(","))
+    allowed = {word for word, equals, value in pairs if not equals or value in ("all", "user")}
+    asked = [word for word in (request or "").split(",") if word in _NETWORK_WORDS]
+    missing = [word for word in asked if word not in allowed]
+    if "SwitchParameters" not in config or not missing:
+        return []
+    return [
+        Check(
+            "network",
+            None,
+            f"steps that ask for --network={request} may not start: this cluster does not "
+            f"allow {' and '.join(missing)} (SwitchParameters)",
+            "set network.request: none in a site file of your own, or ask the site",
         )
     ]
 

@@ -231,10 +231,15 @@ class SlurmBackend:
             log_path=log_path,
             argv=self._site.inside(argv, sys.executable),
             task_epilog=_epilog_path(log_path),
-            network=self.variables.get("SLURM_NETWORK") or self._site.network_request,
+            network=self._network,
             options=(*self._site.gpu_options, *self._site.srun_options),
             cpu_bind=self._site.cpu_bind,
         )
+
+    @property
+    def _network(self) -> str | None:
+        """What the job's submission or the site asks of the network."""
+        return self.variables.get("SLURM_NETWORK") or self._site.network_request
 
     def _write_epilog(self, path: Path) -> None:
         """A killed agent cannot remove its arena; Slurm then does, by this script."""
@@ -266,6 +271,7 @@ class SlurmBackend:
             config = self.client.config()
             version = versions.parse_version(config.get("SLURM_VERSION", ""))
             checks += preflight.version_checks(version, config)
+            checks += preflight.network_checks(self._network, config)
         except SlurmError as error:
             checks.append(Check("slurm", None, f"Slurm's configuration cannot be read: {error}"))
         try:

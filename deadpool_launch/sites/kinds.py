@@ -123,5 +123,5 @@ class Variables:
 def _compiled(text: str, wanted: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise BadValue(f"{text!r} is wrong ({error}); must be {wanted}") from None

@@ -357,6 +357,28 @@ def test_more_srun_than_the_site_advises_are_told_of() -> None:
     assert preflight.srun_checks(4, late) == []
 
 
+@pytest.mark.parametrize(
+    ("request_", "parameters", "missing"),
+    [
+        ("job_vni,single_node_vni", "job_vni=all,single_node_vni=user", ""),
+        ("job_vni,single_node_vni", "job_vni=all", "single_node_vni"),
+        ("job_vni,single_node_vni", "job_vni,single_node_vni", ""),
+        ("job_vni,single_node_vni", "vnis=1-9,job_vni=none", "job_vni and single_node_vni"),
+        ("job_vni", "(null)", "job_vni"),
+        ("no_vni", "(null)", ""),
+        (None, "(null)", ""),
+    ],
+)
+def test_steps_that_the_switch_may_refuse_are_told_of(
+    request_: str | None, parameters: str, missing: str
+) -> None:
+    checks = preflight.network_checks(request_, {"SwitchParameters": parameters})
+    assert [check.ok for check in checks] == ([None] if missing else [])
+    if missing:
+        assert f"this cluster does not allow {missing} (" in checks[0].text
+    assert preflight.network_checks(request_, {}) == []
+
+
 def test_gpus_of_the_site_are_the_ranks_of_a_node(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
