@@ -7,13 +7,14 @@ DEADPOOL. Files of one name are levels of one site (``merge.py``).
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 from deadpool_launch.errors import UsageError
 from deadpool_launch.policy.files import home_folder, text_of
 from deadpool_launch.sites.merge import Settled, fits, settle
+from deadpool_launch.sites.model import SiteConfig
 from deadpool_launch.sites.reading import SiteFile, read_site
 
 ETC = Path("/etc/deadpool/sites")
@@ -80,20 +81,17 @@ def choose(
         asked, named_by = variable, VARIABLE
     if asked is not None and asked != ANY_SLURM:
         return load(asked, environ, partition=partition, qos=qos, named_by=named_by)
-    name = recognised(environ, environ.get("SLURM_CLUSTER_NAME"))
-    if name is None and "SLURM_CLUSTER_NAME" not in environ:
-        cluster = ask_cluster()
-        name = recognised({}, cluster) if cluster is not None else None
+    known = [load(name, environ).site for name in names(environ)]
+    by_variable = (site.name for site in known if fits(site, environ, None))
+    cluster = environ.get("SLURM_CLUSTER_NAME")
+    name = _of_cluster(known, cluster) or next(by_variable, None)
+    if name is None and cluster is None:
+        name = _of_cluster(known, ask_cluster())
     return load(name or GENERIC, environ, partition=partition, qos=qos)
 
 
-def recognised(environ: Mapping[str, str], cluster: str | None) -> str | None:
-    """The site that this environment and cluster belong to, if a file says so; first by cluster."""
-    sites = [load(name, environ).site for name in names(environ)]
-    by_cluster = [site.name for site in sites if fits(site, {}, cluster)]
-    return next(
-        iter([*by_cluster, *(site.name for site in sites if fits(site, environ, None))]), None
-    )
+def _of_cluster(known: Sequence[SiteConfig], cluster: str | None) -> str | None:
+    return next((site.name for site in known if fits(site, {}, cluster)), None)
 
 
 def _good(path: Path) -> SiteFile:

@@ -261,11 +261,16 @@ def _ending(wanted: Wanted, options: LaunchOptions) -> list[str]:
     return ["--requeue", "--open-mode=append"] if options.requeue else []
 
 
-def _comment(options: LaunchOptions, site: str, free: int) -> tuple[str, ...]:
+def nodes_text(options: LaunchOptions) -> str:
+    """``16 active nodes and 1 spare``."""
     active = "1 active node" if options.nodes == 1 else f"{options.nodes} active nodes"
     spares = "1 spare" if options.spares == 1 else f"{options.spares} spares"
+    return f"{active} and {spares}"
+
+
+def _comment(options: LaunchOptions, site: str, free: int) -> tuple[str, ...]:
     beside = ", and one node for the launcher alone" if free else ""
     return (
-        f"Site {site}: {active} and {spares} in one allocation{beside}.",
+        f"Site {site}: {nodes_text(options)} in one allocation{beside}.",
         "exec, so that the signal before the time limit reaches the launcher.",
     )

@@ -163,7 +163,5 @@ def _sbatch(path: Path) -> str:
 
 def _told(jobs: list[str], options: LaunchOptions, settled: Settled, path: Path) -> str:
     which = f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {', '.join(jobs)}, one after the other"
-    active = "1 active node" if options.nodes == 1 else f"{options.nodes} active nodes"
-    return (
-        f"{which}: {active} and {options.spares} spares on site {settled.site.name}; script {path}"
-    )
+    held = request.nodes_text(options)
+    return f"{which}: {held} on site {settled.site.name}; script {path}"

@@ -197,6 +197,15 @@ def test_site_is_chosen_by_name_environment_or_cluster(
     assert files.choose(asked, environ, ask).site.name == name
 
 
+def test_own_site_is_recognised_by_its_cluster(tmp_path: Path) -> None:
+    own = tmp_path / "deadpool" / "sites"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text("match.clusters: [mini]\n")
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert files.choose(None, environ, lambda: "mini").site.name == "mine"
+    assert files.choose(None, {**environ, "SLURM_CLUSTER_NAME": "mini"}, never).site.name == "mine"
+
+
 def test_site_that_nobody_described_is_told_with_those_that_are(home: Path) -> None:
     with pytest.raises(
         UsageError, match=r"^--site vsita: is no site \(did you mean vista\?\); the"
