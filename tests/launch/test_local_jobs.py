@@ -22,7 +22,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str,
     return final_state(run_dir)
 
 
-@pytest.mark.parametrize("fault", ["power-off:1@4", "vanish:0@4", "kill:3@4", "freeze:2@4"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *("power-off:1@4", "kill:3@4", "freeze:2@4"),
+        pytest.param("vanish:0@4", marks=pytest.mark.matrix),
+    ],
+)
 @pytest.mark.parametrize(
     "spare_start", ["at-start", pytest.param("on-failure", marks=pytest.mark.matrix)]
 )
