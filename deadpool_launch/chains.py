@@ -16,6 +16,7 @@ import msgspec
 
 from deadpool_launch.backends.base import SiteError
 from deadpool_launch.exits import ExitCode
+from deadpool_launch.options import LaunchOptions
 
 _NOTE = "chain.json"
 #: Exit codes after which the next job would come no further.
@@ -23,8 +24,9 @@ _LAST = frozenset({ExitCode.OK, ExitCode.SCRIPT_FAILED, ExitCode.JOB_FAULT})
 
 
 class ChainEnd(msgspec.Struct, frozen=True):
-    """How the chain ended, and in which job."""
+    """How a chain ended, and in which job."""
 
+    chain: str
     job_id: str
     exit_code: int
     reason: str
@@ -42,15 +44,16 @@ def is_last(exit_code: int) -> bool:
 
 
 def end(
-    folder: Path,
+    options: LaunchOptions,
     how: ChainEnd,
     cancel_waiting: Callable[[str], None],
     say: Callable[[str], None],
 ) -> None:
-    """Tell the jobs that follow, and take them out of the queue. The folder has the chain's name.
+    """Tell the jobs that follow, and take them out of the queue.
 
     ``cancel_waiting`` raises ``SiteError``.
     """
+    folder = _folder(options)
     fresh = folder / f".{_NOTE}.{os.getpid()}"
     try:
         fresh.write_bytes(msgspec.json.encode(how))
@@ -58,14 +61,24 @@ def end(
     except OSError as error:
         say(f"jobs of the chain that start cannot be told that it is over ({error.strerror})")
     try:
-        cancel_waiting(folder.name)
+        cancel_waiting(how.chain)
     except SiteError as error:
         say(f"the jobs of the chain that wait are still in the queue ({error})")
 
 
-def ended(folder: Path) -> ChainEnd | None:
-    """How the chain ended; ``None`` if it goes on, or nobody can tell."""
+def ended(options: LaunchOptions) -> ChainEnd | None:
+    """How the chain of this job ended; ``None`` if it goes on, or there is none."""
+    if options.chain is None:
+        return None
     try:
-        return msgspec.json.decode((folder / _NOTE).read_bytes(), type=ChainEnd)
+        how = msgspec.json.decode((_folder(options) / _NOTE).read_bytes(), type=ChainEnd)
     except (OSError, msgspec.MsgspecError):
         return None
+    return how if how.chain == options.chain else None
+
+
+def _folder(options: LaunchOptions) -> Path:
+    """That of the chain's checkpoints."""
+    assert options.checkpoint_dir is not None
+    assert options.checkpoint_name is not None
+    return Path(options.checkpoint_dir) / options.checkpoint_name

@@ -45,7 +45,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "Faults and recovery": (
         *("heartbeat_timeout", "collective_timeout", "agent_start_timeout", "max_restarts"),
         *("standby_launchers", "on_exhausted", "checkpoint_dir", "checkpoint_every"),
-        *("requeue_before_limit", "chain_name", "mpi", "rules"),
+        *("checkpoint_name", "requeue_before_limit", "chain_name", "mpi", "rules"),
     ),
     "Other": (),
 }
@@ -211,6 +211,11 @@ class _GroupedCommand(ScriptCommand):
     "--checkpoint-every", type=int, metavar="STEPS", help="Steps from one of them to the next."
 )
 @click.option(
+    "--checkpoint-name",
+    metavar="NAME",
+    help="Their folder in DIR; training goes on from what is in it.  [default: the job's own]",
+)
+@click.option(
     "--requeue-before-limit",
     is_flag=True,
     help="Put a job that was stopped before its time limit back into Slurm's queue.",
@@ -233,8 +238,7 @@ class _GroupedCommand(ScriptCommand):
 @click.option(
     "--chain-name",
     metavar="NAME",
-    help="This job is one of a chain: it goes on from the durable checkpoint of another "
-    "with that name in --checkpoint-dir.",
+    help="This job is one of a chain (--chain) of that name; sets --checkpoint-name too.",
 )
 @submission_options
 @click.option("--fault", "faults", multiple=True, hidden=True, metavar="KIND:TARGET@STEP")
@@ -318,6 +322,7 @@ def to_options(
         ignore_preflight=given["ignore_preflight"],
         record_final_state=given["record_final_state"],
         requeue=given["requeue_before_limit"],
+        checkpoint_name=given["checkpoint_name"] or given["chain_name"],
         faults=tuple(parse_fault(text) for text in given["faults"]),
         dry_run=given["dry_run"],
         **policy,

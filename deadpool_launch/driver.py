@@ -44,6 +44,8 @@ from deadpool_launch.policy.kinds import expand_domains
 from deadpool_launch.prepare import (
     Prepared,
     carriers,
+    choose_folder,
+    command_of,
     look,
     make_backend,
     make_mover_starter,
@@ -101,21 +103,19 @@ async def _launch(options: LaunchOptions) -> int:
     _check_arguments(options.script_args)
     rules = all_rules(None if options.rules is None else Path(options.rules))
     options = settle_spares(backend, options)
-    job_id = look(backend, options).allocation.job_id
+    look(backend, options)
     if options.checkpoint_dir is not None:
-        checkpoints.make_directory(Path(options.checkpoint_dir), job_id, options.chain)
-        if options.chain is not None:
-            folder = checkpoints.job_directory(Path(options.checkpoint_dir), job_id, options.chain)
-            if (end := chains.ended(folder)) is not None:
-                click.echo(f"note: {end}")
-                return end.exit_code
+        checkpoints.make_directory(Path(options.checkpoint_dir))
+        if (end := chains.ended(options)) is not None:
+            click.echo(f"note: {end}")
+            return end.exit_code
     run_dir = make_run_dir(Path(options.run_dir))
     journal = Journal(run_dir, click.echo)
     secret = channel.write_secret(run_dir)
     try:
         _build_native_part(journal)
         prepared = await prepare(backend, options)
-        _tell_checks(prepared.checks, journal)
+        _tell_checks(prepared.checks, journal, ignored=options.ignore_preflight)
         given, config = _given(options, prepared, journal, run_dir, rules)
         listening = listen(prepared.allocation.launcher_host)
         driver = job_driver(given, config, backend, journal, secret, listening)
@@ -173,9 +173,8 @@ async def requeue(
     """
     finish = driver.finish
     if options.chain is not None and finish is not None and chains.is_last(finish.exit_code):
-        end = chains.ChainEnd(driver.job_id, finish.exit_code, finish.reason)
-        folder = Path(options.checkpoint_dir or "") / options.chain
-        await asyncio.to_thread(chains.end, folder, end, backend.cancel_waiting, journal.say)
+        end = chains.ChainEnd(options.chain, driver.job_id, finish.exit_code, finish.reason)
+        await asyncio.to_thread(chains.end, options, end, backend.cancel_waiting, journal.say)
     if not options.requeue or finish is None or finish.exit_code != ExitCode.STOPPED_IN_TIME:
         return False
     if not driver.made_progress:
@@ -268,15 +267,18 @@ def _build_native_part(journal: Journal) -> None:
     journal.write("event", name="NativePartReady", path=out.strip())
 
 
-def _tell_checks(checks: Sequence[Check], journal: Journal) -> None:
-    """Record every check; tell the user about warnings and about failures that were ignored on
-    request.
+def _tell_checks(checks: Sequence[Check], journal: Journal, *, ignored: bool) -> None:
+    """Record every check; tell the user about warnings, and about failures: each was ignored on
+    request, or cost a node.
     """
     for check in checks:
         journal.write("event", name="Check", check=check.name, ok=check.ok, text=check.text)
         if check.ok is not True:
             remedy = f"; {check.remedy}" if check.remedy else ""
-            word = "warning" if check.ok is None else "ignored"
+            if check.ok is None:
+                word = "warning"
+            else:
+                word = "ignored" if ignored else f"{check.leave_out} is left out"
             journal.say(f"{word}: {check.text}{remedy}")
 
 
@@ -360,6 +362,7 @@ def _given(
         checkpoint_dir=directory,
         checkpoint_keep=options.checkpoint_keep,
         checkpoints=found,
+        resume=options.resume == "auto" and bool(found),
     )
     return Given(options, allocation, spec, str(run_dir), _job_variables()), config
 
@@ -418,24 +421,29 @@ def _standby_launchers(options: LaunchOptions) -> int:
 def _checkpoints(
     options: LaunchOptions, prepared: Prepared, journal: Journal
 ) -> tuple[str, tuple[int, ...]]:
-    """Where this job's durable checkpoints go, and the steps of those that are there already."""
+    """Where this launch's durable checkpoints go, and the steps of those that are there already."""
     if options.checkpoint_dir is None:
         return "", ()
-    job_id = prepared.allocation.job_id
-    chain = options.chain
-    directory = checkpoints.job_directory(Path(options.checkpoint_dir), job_id, chain)
-    found = checkpoints.found(
-        directory, job_id if chain is None else None, prepared.plan.world_size
-    )
+    command = command_of(options, prepared.plan)
+    place = choose_folder(options, prepared.allocation, command)
+    found = checkpoints.found(place, command.world_size)
+    checkpoints.take(place.folder, command, prepared.allocation.restarts)
     journal.say(
-        f"a durable checkpoint after every {options.checkpoint_every} steps goes to {directory}"
+        f"a durable checkpoint after every {options.checkpoint_every} steps goes to {place.folder}"
     )
-    if found:
+    if found and options.resume == "never":
         journal.say(
-            f"note: an earlier launch of this job left the checkpoint of step {found[0]}; the "
-            "script begins as it will, that checkpoint is used only if all copies are lost"
+            f"note: an earlier launch left the checkpoint of step {found[0]}; the script begins as "
+            "it will, that checkpoint is used only if all copies are lost"
         )
-    return str(directory), found
+    elif found:
+        journal.say(
+            f"an earlier launch left the checkpoint of step {found[0]}: training goes on from "
+            "there, unless the script loads a state of its own"
+        )
+    elif place.taken_up:
+        journal.say(f"note: no checkpoint in {place.folder} is complete: training begins anew")
+    return str(place.folder), found
 
 
 def _mover_step(

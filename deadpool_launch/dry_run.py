@@ -6,13 +6,15 @@ import shlex
 import sys
 from pathlib import Path
 
-from deadpool_launch import checkpoints, movers
+from deadpool_launch import movers
 from deadpool_launch.channel import SECRET_NAME
 from deadpool_launch.classify.rules import all_rules
 from deadpool_launch.options import LaunchOptions
 from deadpool_launch.plan import agent_argv
 from deadpool_launch.prepare import (
     carriers,
+    choose_folder,
+    command_of,
     look,
     make_backend,
     make_mover_starter,
@@ -39,9 +41,7 @@ def show(options: LaunchOptions) -> str:
         "",
     ]
     if options.checkpoint_dir is not None:
-        folder = checkpoints.job_directory(
-            Path(options.checkpoint_dir), allocation.job_id, options.chain
-        )
+        folder, _ = choose_folder(options, allocation, command_of(options, plan))
         lines.insert(2, f"a durable checkpoint every {options.checkpoint_every} steps in {folder}")
     spares = plan.spares if options.spare_start == "at-start" else ()
     for node in (*plan.active, *spares):

@@ -26,6 +26,7 @@ Reaction = Literal["ignore", "report", "swap"]
 ExtraNodes = Literal["spares", "unused"]
 BatchHost = Literal["last-spare", "active", "never"]
 OnDrain = Literal["swap", "ignore"]
+Resume = Literal["auto", "never"]
 
 NOT_IN_ALLOCATION = (
     "not inside a Slurm allocation: submit a script that runs this with sbatch, name --nodes to "
@@ -150,6 +151,10 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: int = 0
     #: How many of them are kept.
     checkpoint_keep: int = 2
+    #: Their own folder in it: who gives the same name goes on from what is there.
+    checkpoint_name: str | None = None
+    #: Whether training begins with the newest that an earlier launch left in the folder.
+    resume: Resume = "auto"
     #: How often Slurm is asked for the states of its nodes; 0: never.
     slurm_poll_s: float = 60.0
     #: What is done about a node with ranks that Slurm drains.
@@ -247,11 +252,11 @@ def _check(options: LaunchOptions) -> None:
     if options.mpi != "none" and (options.mpi == "mpiexec") != (options.site == "local"):
         fitting = "mpiexec" if options.site == "local" else "pmi2, pmix or cray_shasta"
         raise UsageError(f"--mpi {options.mpi}: with --site {options.site} it is {fitting}")
-    _check_checkpoints(options)
     if options.chain is not None and not is_job_name(options.chain):
         raise UsageError(f"--chain-name {options.chain}: must be {A_JOB_NAME}")
     if options.chain is not None and options.checkpoint_dir is None:
         raise UsageError(CHAIN)
+    _check_checkpoints(options)
     if options.requeue and options.site == "local":
         raise UsageError("--requeue-before-limit: there is no queue with --site local")
     _at_least("--nodes", options.nodes, 1)
@@ -305,6 +310,16 @@ def _check_checkpoints(options: LaunchOptions) -> None:
         options.checkpoint_dir is None
     ):
         raise UsageError(CHECKPOINTS)
+    name = options.checkpoint_name
+    if name is None:
+        return
+    if options.checkpoint_dir is None:
+        raise UsageError(f"--checkpoint-name {name}: goes with --checkpoint-dir and -every")
+    if not name or name.startswith(".") or "/" in name:
+        raise UsageError(
+            f"--checkpoint-name {name}: is the name of one folder in --checkpoint-dir, without / "
+            "and without a dot in front"
+        )
 
 
 def _at_least(flag: str, value: int | None, least: int) -> None:

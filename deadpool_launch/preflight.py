@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,21 @@ _CLOCK_DIFFERENCE_S = 5.0
 
 #: What ``srun --network`` takes only where the cluster's configuration allows it.
 _NETWORK_WORDS = ("job_vni", "single_node_vni")
+
+
+@dataclass(frozen=True, slots=True)
+class Directories:
+    """Those that every node must see, as the launcher names them; empty for none."""
+
+    run_dir: str
+    checkpoint_dir: str = ""
+
+
+#: Directories by their keys in what the nodes say: what they are called, and how one is chosen.
+_SHARED = {
+    "run_dir": ("run directory", "--run-dir"),
+    "checkpoint_dir": ("checkpoint directory", "--checkpoint-dir"),
+}
 _OK_BY_SEVERITY = {"refuse": False, "warn": None, "note": True}
 
 NO_KILL_REMEDY = (
@@ -156,6 +172,16 @@ def run_dir_problem(run_dir: Path, error: OSError) -> Check:
     )
 
 
+def not_looked_at(checkpoint_dir: Path, error: OSError) -> Check:
+    """The launcher can use its own folder in this directory only."""
+    return Check(
+        "checkpoint directory",
+        None,
+        f"whether every node sees {checkpoint_dir} was not looked at: nothing can be written to it "
+        f"({error.strerror})",
+    )
+
+
 def admission_check(node: str, reason: str) -> Check:
     """The node fails one of the policy's admission checks."""
     return Check("admission", False, f"{node} {reason}", leave_out=node)
@@ -197,12 +223,13 @@ def probe_checks(
     probes: Mapping[str, Mapping[str, Any]],
     own: Mapping[str, Any],
     silence: Mapping[str, str],
+    directories: Directories,
 ) -> list[Check]:
     """Compare what the nodes said with each other and with the launcher (``own``).
 
     ``silence`` says why a node may not have answered.
     """
-    checks: list[Check] = []
+    checks = _shared_checks(probes, own, directories)
     good: list[str] = []
     for node in nodes:
         facts = probes.get(node)
@@ -212,14 +239,43 @@ def probe_checks(
             checks.append(Check("nodes answer", None, text, leave_out=node))
         elif found := _node_checks(node, facts, own):
             checks += found
-        else:
+        elif not any(facts.get(key) for key in _SHARED):
             good.append(node)
     if good:
         text = (
             f"{parse.fold_nodes(good)}: python {own['python']}, torch {own['torch']}, "
-            "run directory shared, clocks agree"
+            f"{_shared_text(directories)} shared, clocks agree"
         )
         checks.append(Check("nodes answer", True, text))
+    return checks
+
+
+def _shared_text(directories: Directories) -> str:
+    names = [name for key, (name, _) in _SHARED.items() if getattr(directories, key)]
+    return " and ".join(names)
+
+
+def _shared_checks(
+    probes: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any], directories: Directories
+) -> list[Check]:
+    """The directories that the launcher's node has in common with every other one.
+
+    Where no other node sees it the directory is the wrong one; where some do, the others are.
+    """
+    checks = []
+    others = [node for node in probes if node != own.get("node")]
+    for key, (name, flag) in _SHARED.items():
+        problems = {node: problem for node, facts in probes.items() if (problem := facts.get(key))}
+        path = getattr(directories, key)
+        remedy = f"choose a {flag} on a file system that all nodes share and can write"
+        if others and set(others) <= set(problems):
+            problem = problems[others[0]]
+            text = f"the {name} {path} on {parse.fold_nodes(sorted(problems))} {problem}"
+            checks.append(Check(name, False, text, remedy))
+            continue
+        for node, problem in problems.items():
+            text = f"the {name} {path} on {node} {problem}"
+            checks.append(Check(name, False, text, f"mount it there, or {remedy}", leave_out=node))
     return checks
 
 
@@ -243,16 +299,6 @@ def _node_checks(node: str, facts: Mapping[str, Any], own: Mapping[str, Any]) ->
                 False,
                 f"{node} has no torch in the launcher's environment",
                 "install torch",
-            )
-        )
-    if problem := facts.get("run_dir"):
-        checks.append(
-            Check(
-                "run directory",
-                False,
-                f"{node}: the run directory {problem}",
-                "choose a --run-dir on a file system that all nodes share",
-                leave_out=node,
             )
         )
     if reason := facts.get("admission"):

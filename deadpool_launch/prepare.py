@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from deadpool_launch import checkpoints
 from deadpool_launch.backends.base import Allocation, Backend, Check
 from deadpool_launch.backends.local import LocalBackend
 from deadpool_launch.backends.slurm import SlurmBackend
@@ -85,6 +86,25 @@ def carriers(options: LaunchOptions) -> str:
     Nodes on one machine would read each other's memory, and never use the MPI that was asked for.
     """
     return "mpi" if options.mpi == "mpiexec" else ""
+
+
+def command_of(options: LaunchOptions, plan: LaunchPlan) -> checkpoints.Command:
+    """What the launch runs, as its checkpoints know it."""
+    return checkpoints.Command(options.script, options.script_args, plan.world_size)
+
+
+def choose_folder(
+    options: LaunchOptions, allocation: Allocation, command: checkpoints.Command
+) -> checkpoints.Place:
+    """Where the durable checkpoints of this launch go."""
+    assert options.checkpoint_dir is not None
+    return checkpoints.choose(
+        Path(options.checkpoint_dir),
+        allocation.job_id,
+        options.checkpoint_name,
+        command,
+        allocation.restarts,
+    )
 
 
 def look(backend: Backend, options: LaunchOptions) -> Prepared:

@@ -42,8 +42,9 @@ from deadpool_runtime.replication.arena import (
 from deadpool_slurm import environ
 
 #: After SIGTERM (scancel, time limit) the launcher's word is awaited this long before the agent
-#: ends by itself.
-TERMINATED_WAIT_S = 3.0
+#: ends by itself. Longer than the launcher takes to end the job at its limit
+#: (``watch.KILL_WAIT_LEFT_S``), shorter than Slurm waits before it kills (KillWait, 30 s).
+TERMINATED_WAIT_S = 20.0
 
 
 class Agent:

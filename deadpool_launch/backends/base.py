@@ -23,6 +23,8 @@ class Allocation:
     launcher_host: str
     #: Added to the environment of every rank.
     env: Mapping[str, str] = field(default_factory=dict)
+    #: How often the site has begun the job again.
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

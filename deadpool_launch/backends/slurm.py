@@ -107,7 +107,9 @@ class SlurmBackend:
         if batch_host not in nodes:
             batch_host = None
         env = self._site.added_to(self.variables)
-        self._allocation = Allocation(job.job_id, nodes, batch_host, launcher_host, env)
+        self._allocation = Allocation(
+            job.job_id, nodes, batch_host, launcher_host, env, restarts=job.restarts
+        )
         return self._allocation
 
     def hours_left(self) -> float | None:
@@ -309,20 +311,31 @@ class SlurmBackend:
             token_path(run_dir, token).write_text(token)
         except OSError as error:
             return [preflight.run_dir_problem(run_dir, error)]
+        checks: list[Check] = []
+        shared = [run_dir]
+        if options.checkpoint_dir is not None:
+            checkpoint_dir = Path(options.checkpoint_dir)
+            try:
+                token_path(checkpoint_dir, token).write_text(token)
+                shared.append(checkpoint_dir)
+            except OSError as error:
+                checks.append(preflight.not_looked_at(checkpoint_dir, error))
         admission = msgspec.json.encode(options.admission).decode()
         argv = [sys.executable, "-m", "deadpool_launch.preflight_probe", str(run_dir), token]
-        argv.append(admission)
+        argv += [admission, *map(str, shared[1:])]
         probing = NodeProbe(self.client, allocation.job_id, argv, self.variables, self._site)
         try:
-            own = await asyncio.to_thread(probe, run_dir, token)
+            own = await asyncio.to_thread(probe, run_dir, token, (), *shared[1:])
             await probing.ask(
                 nodes, allocation.nodes, options.agent_start_timeout_s + options.admission_s
             )
         finally:
-            with contextlib.suppress(OSError):
-                token_path(run_dir, token).unlink()
-        checks = preflight.probe_checks(nodes, probing.answers, own, probing.silence)
+            for directory in shared:
+                with contextlib.suppress(OSError):
+                    token_path(directory, token).unlink()
+        directories = preflight.Directories(*map(str, shared))
         return [
             *checks,
+            *preflight.probe_checks(nodes, probing.answers, own, probing.silence, directories),
             *([preflight.given_up_check(probing.given_up)] if probing.given_up else []),
         ]

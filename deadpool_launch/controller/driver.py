@@ -38,6 +38,7 @@ from deadpool_launch.errors import DeadpoolError
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.journal import Journal
 from deadpool_launch.movers import MoverStep
+from deadpool_launch.questions import Questions, stays_text
 from deadpool_launch.statelog import StateLog
 from deadpool_launch.succession import result
 from deadpool_launch.succession.lead import CutOff, Lead, Superseded
@@ -68,6 +69,8 @@ _NO_TERM_FENCES_OFF = (
     events.FenceNode,
     events.CommitCheckpoint,
     events.Finish,
+    # An operator takes it for what will happen.
+    events.Answered,
 )
 
 
@@ -135,6 +138,7 @@ class JobDriver:
         #: The time of the newest event.
         self._known_at = self._clock()
         self._lead = self._make_lead()
+        self._questions = Questions(self._emit, lambda: self._clock(), host)
         self._server = self._make_server()
         self._watch = Watch(
             backend,
@@ -147,9 +151,6 @@ class JobDriver:
             # Another launcher's clock may be put in its place later.
             lambda: self._clock(),
         )
-        #: By the number of the request: who waits for its answer.
-        self._asked: dict[int, asyncio.Future[protocol.Answer]] = {}
-        self._requests = 0
         if movers is not None:
             movers.on_world = self._note_world
         self._progress_at = self._clock() + PROGRESS_S
@@ -208,9 +209,7 @@ class JobDriver:
         except Superseded as other:
             return await self.stand_by(str(other))
         finish = self._finish
-        for waiting in self._asked.values():
-            if not waiting.done():
-                waiting.set_result(_ended(finish))
+        self._questions.refuse(f"the job has ended: {finish.reason}")
         # Said before the nodes are tidied up, which may take seconds where one is dead.
         self._journal.say(describe_exit(finish))
         self._say_newest_checkpoint(finish)
@@ -236,6 +235,7 @@ class JobDriver:
             file=sys.stderr,
             flush=True,
         )
+        self._questions.refuse(f"the launcher on {node} leads this job now: ask once more")
         for task in (*self._tasks, *self._commits):
             task.cancel()
         await self._server.close()
@@ -258,7 +258,7 @@ class JobDriver:
             emit=self._emit,
             note=self._journal.say,
             mail=self._mail,
-            answer=self._answer,
+            answer=self._questions.ask,
             term=self._term,
             clock=self._clock,
             lead=self._lead,
@@ -304,7 +304,7 @@ class JobDriver:
         keeps its steps to itself.
         """
         state = self._state
-        return state.newest >= 1 or (state.begun and not state.attached)
+        return state.newest > state.begun_at or (state.begun and not state.attached)
 
     def request_stop(self, signum: int) -> None:
         """The launcher got a signal that asks for the end."""
@@ -312,22 +312,6 @@ class JobDriver:
             self._watch.asked_to_end()
         elif signum != signal.SIGTERM or not self._watch.terminated():
             self._emit(events.StopRequested(self._clock(), signum))
-
-    async def _answer(self, question: protocol.Question) -> protocol.Answer:
-        """Ask the controller, in its turn, what an operator asks."""
-        if self._finish is not None:
-            return _ended(self._finish)
-        self._requests += 1
-        number = self._requests
-        self._asked[number] = asyncio.get_running_loop().create_future()
-        match question:
-            case protocol.DrainNode(node=node, reason=reason):
-                why = f"is drained ({reason or 'asked for'}, seen)"
-                self._emit(events.DrainRequested(self._clock(), node, why, number))
-        try:
-            return await self._asked[number]
-        finally:
-            del self._asked[number]
 
     # ------------------------------------------------------------ after another launcher
 
@@ -553,14 +537,13 @@ class JobDriver:
                 self._spawn(self._start_agent(node, self._state.epoch, born))
             case events.FenceNode(node=node):
                 self._end_agent(node)
-            case events.Answered(request=request, done=done, text=text):
-                waiting = self._asked.get(request)
-                if waiting is not None and not waiting.done():
-                    denied = protocol.Denied(text, action.mistaken)
-                    waiting.set_result(protocol.Done(text) if done else denied)
+            case events.Answered():
+                self._questions.answered(action)
+            case events.ReleaseNode(node=node):
+                if node == self._host:
+                    self._journal.say(stays_text(node))
             case (
-                events.ReleaseNode()
-                | events.StartRanks()
+                events.StartRanks()
                 | events.KillRanks()
                 | events.Tell()
                 | events.TakeInventory()
@@ -739,10 +722,6 @@ class JobDriver:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._commits, return_exceptions=True)
         await self._backend.close()
-
-
-def _ended(finish: events.Finish) -> protocol.Denied:
-    return protocol.Denied(f"the job has ended: {finish.reason}")
 
 
 def describe_exit(finish: events.Finish) -> str:

@@ -51,6 +51,8 @@ def on_said(turn: Turn, rank: Rank, body: protocol.FromRank) -> None:
             on_snapshotted(turn, rank, body)
         case protocol.Protected():
             on_protected(turn, rank, body)
+            if turn.state.wishes and turn.state.bare_since is None:
+                advance(turn)  # one of them may have waited for this
         case protocol.Saved():
             on_saved(turn, rank, body)
         case protocol.Parked():
@@ -143,6 +145,7 @@ def _on_attached(turn: Turn, rank: Rank, body: protocol.Attached) -> None:
         save_nbytes=body.save_nbytes,
         replica=tuple(body.replica),
         fixed=body.fixed,
+        brings_state=body.brings_state,
     )
     if turn.state.phase is Phase.TRAINING:
         turn.set_rank(rank.rank, stage=Stage.ATTACHED)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from deadpool_launch.controller import beginning
 from deadpool_launch.controller.checkpoints import newest_usable, why_none
 from deadpool_launch.controller.events import TakeInventory
 from deadpool_launch.controller.ladder import Rung, note_rung
 from deadpool_launch.controller.losses import open_epoch, restore_limit_s
-from deadpool_launch.controller.protection import choose
+from deadpool_launch.controller.protection import choose, tell_unheld
 from deadpool_launch.controller.rungs import start_anew
 from deadpool_launch.controller.states import (
     LIVE,
@@ -74,6 +75,10 @@ def when_inventory_complete(turn: Turn) -> None:
     count = sum(map(len, copies.values()))
     turn.mark("inventory", f"{count} copies on {nodes_text(copies)}" if copies else "no copies")
     node_of = {rank.rank: state.node_of(rank.rank) for rank in state.present()}
+    if beginning.is_due(state):
+        if not beginning.give_up_if_none(turn):
+            _begin_with_checkpoint(turn)
+        return
     if turn.incident.climbed >= Rung.DURABLE and (saved := newest_usable(state)) is not None:
         _read_checkpoint(turn, saved, "the copies in memory did not help")
         return
@@ -81,6 +86,7 @@ def when_inventory_complete(turn: Turn) -> None:
     if agreement.step is None:
         _nothing_whole(turn, _why_nothing(agreement, turn.incident.refused))
         return
+    before = state.holders
     holders = choose(turn)
     store = turn.address(store_rank(turn))
     aside = list(state.aside())
@@ -102,6 +108,7 @@ def when_inventory_complete(turn: Turn) -> None:
     }
     _carry_out(turn, plans, agreement.step, sources)
     turn.mark("plan", _plan_text(agreement.step, agreement))
+    tell_unheld(turn, before)
 
 
 def _agreed(
@@ -129,7 +136,8 @@ def _carry_out(
     until = turn.at + restore_limit_s(turn)
     turn.set_ranks(plans, stage=Stage.RESTORING, deadline=until)
     turn.set_incident(step=step, newest=newest, sources=sources)
-    turn.set(phase=Phase.RESTORING)
+    connect_by = turn.at + turn.state.config.verdict_wait_s
+    turn.set(phase=Phase.RESTORING, connect_by=connect_by)
 
 
 def _adopts(state: State) -> dict[int, Adoption]:
@@ -218,8 +226,33 @@ def _nothing_whole(turn: Turn, reason: str) -> None:
         start_anew(turn, turn.incident.reason, reason)
 
 
+def _begin_with_checkpoint(turn: Turn) -> None:
+    """Nothing of this launch is lost by it: it has completed no step."""
+    step = newest_usable(turn.state)
+    assert step is not None
+    where = turn.state.config.checkpoint_dir
+    turn.set_incident(begins=True)
+    _send_to_checkpoint(
+        turn,
+        step,
+        f"step {step} of an earlier launch",
+        f"training goes on from the durable checkpoint of step {step} in {where}",
+    )
+
+
 def _read_checkpoint(turn: Turn, step: int, reason: str) -> None:
-    """Send all ranks back to a durable checkpoint.
+    """What has to be done again is told."""
+    lost = _lost_steps(turn.state, step)
+    _send_to_checkpoint(
+        turn,
+        step,
+        f"step {step}; {lost} lost",
+        f"{reason}: going back to the durable checkpoint of step {step}; {lost} lost",
+    )
+
+
+def _send_to_checkpoint(turn: Turn, step: int, detail: str, text: str) -> None:
+    """Send all ranks back to a durable checkpoint. ``detail`` is for the journal.
 
     From here on no copy that was made before this epoch counts:
 
@@ -244,11 +277,11 @@ def _read_checkpoint(turn: Turn, step: int, reason: str) -> None:
     }
     turn.set_incident(checkpoint=step, reading=True)
     note_rung(turn, Rung.DURABLE)
-    lost = _lost_steps(turn.state, step)
-    turn.mark("durable checkpoint", f"step {step}; {lost} lost")
-    turn.say(f"{reason}: going back to the durable checkpoint of step {step}; {lost} lost")
+    turn.mark("durable checkpoint", detail)
+    turn.say(text)
     turn.set(history=(*state.history, (state.epoch, -1)))
     _carry_out(turn, plans, step, {})
+    tell_unheld(turn, state.holders)
 
 
 def _lost_steps(state: State, step: int) -> str:

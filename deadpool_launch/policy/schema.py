@@ -16,6 +16,7 @@ from deadpool_launch.options import (
     Mpi,
     OnDrain,
     Reaction,
+    Resume,
     SpareOrder,
     SpareStart,
 )
@@ -237,7 +238,8 @@ KEYS: tuple[Key, ...] = (
         Count(),
         "How many incidents that a node's processes begin are mended by new processes on that "
         "node; with the next one in the window a spare takes its ranks. It stays where no spare "
-        "is left or its copies are the only ones.",
+        "is left. While its copies may be the only ones the move waits until every rank has a "
+        "replica elsewhere, and is made at the end of a step then.",
         word="unlimited",
         word_is_most=True,
     ),
@@ -436,6 +438,15 @@ KEYS: tuple[Key, ...] = (
         Count(1),
         "How many durable checkpoints are kept. With 1 there is none to go back to when the newest "
         "is damaged.",
+    ),
+    Key(
+        "checkpoint.resume",
+        "resume",
+        Choice(get_args(Resume)),
+        "Whether a job that was requeued, or that has a --checkpoint-name, begins with the newest "
+        "durable checkpoint of its earlier launch: auto, unless the script loads a state of its "
+        "own (an optimizer or a scheduler has made steps before the first one); never, that "
+        "checkpoint is used only if all copies are lost.",
     ),
 )
 

@@ -149,7 +149,8 @@ class Promises:
                     pass
         if after.phase is not Phase.ENDED and not self._ruled:
             used = sum(name not in after.config.active for name in after.seats)
-            hurt = len(self.hurt_nodes | self.unwanted | set(after.worn))
+            # (Of those that are drained some are not asked for, but used up their budget.)
+            hurt = len(self.hurt_nodes | self.unwanted | {*after.worn, *after.drained})
             if used > hurt:
                 raise PromiseBroken(f"{used} spares are used for {hurt} nodes")
 

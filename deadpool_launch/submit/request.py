@@ -107,13 +107,13 @@ def seconds_wanted(wanted: Wanted, settled: Settled) -> float | None:
 
 
 def job_name(wanted: Wanted, script: str, timestamp: str) -> str:
-    """The job's name: that of the script, and for a chain one that no other job has."""
+    """The job's name, by default that of the script; for a chain one that no other job has."""
     given = wanted.job_name
     if given is not None and not is_job_name(given):
         raise UsageError(f"--job-name {given}: must be {A_JOB_NAME}")
     stem = re.sub(r"[^A-Za-z0-9._+-]", "-", PurePath(script).stem).lstrip("._+-") or "job"
     name = given or stem[:40]
-    return name if wanted.chain is None or given else f"{name}-{timestamp}"
+    return name if wanted.chain is None else f"{name}-{timestamp}"
 
 
 def batch_script(
@@ -199,6 +199,11 @@ def _check_chain(wanted: Wanted, options: LaunchOptions) -> None:
         raise UsageError(f"--chain {wanted.chain}: must be from 1 to {_MOST_CHAIN} jobs")
     if options.checkpoint_dir is None:
         raise UsageError(CHAIN)
+    if options.resume == "never":
+        raise UsageError(
+            "--chain: each job goes on from the durable checkpoint of the one before, which "
+            "checkpoint.resume: never rules out; set it to auto"
+        )
     if options.requeue:
         raise UsageError(
             "--chain and --requeue-before-limit are two ways to go on after the time limit: keep "

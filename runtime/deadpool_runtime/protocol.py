@@ -182,6 +182,10 @@ class GoOn(Message, frozen=True):
     number: int
 
 
+class Leave(Message, frozen=True):
+    """The agent itself ends the rank; SIGTERM follows, for a script with a handler of its own."""
+
+
 ToRank = Begin | Revoke | Protect | Plan | Resume | RaiseIt | AllEnded | Hold | HoldAfter | GoOn
 
 
@@ -221,6 +225,7 @@ class Attached(Message, frozen=True):
     that writing its part of a durable checkpoint takes besides; 0 if none is written. ``replica``:
     the ranks that keep one whole model together with this one, itself included; the job can go on
     without them while others do the same. ``fixed``: why it cannot; empty if it can.
+    ``brings_state``: the script has loaded a state that steps were made in.
     """
 
     layout: str
@@ -229,6 +234,7 @@ class Attached(Message, frozen=True):
     save_nbytes: int = 0
     replica: list[int] = []
     fixed: str = ""
+    brings_state: bool = False
 
 
 class StepDone(Message, frozen=True):

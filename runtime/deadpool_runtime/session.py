@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from deadpool_runtime import protocol, rng, weights
+from deadpool_runtime.beginning import brings_state
 from deadpool_runtime.context import RankContext, current_context
 from deadpool_runtime.control import Verdict
 from deadpool_runtime.data import Batches, Fetched
@@ -332,8 +333,9 @@ class ProtectedJob(Job):
         replica, fixed = replica_of(
             self._training.tensors, self._engines.layout, self._ranks_of, self._context.rank
         )
+        brought = brings_state(self._training.tensors.optimizers, self._training.schedulers())
         self._link.send(
-            protocol.Attached(layout, size.sizes, own_nbytes, saves, list(replica), fixed)
+            protocol.Attached(layout, size.sizes, own_nbytes, saves, list(replica), fixed, brought)
         )
 
     def _adopt(self, theirs: dict[str, Any]) -> dict[str, Any]:

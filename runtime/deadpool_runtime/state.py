@@ -190,6 +190,10 @@ class TrainingState:
             for optimizer in self.tensors.optimizers
         ]
 
+    def schedulers(self) -> list[Any]:
+        """Those that ``attach`` was given."""
+        return self._schedulers
+
     def _scheduler_states(self) -> list[Any]:
         return [detached_copy(item.state_dict()) for item in self._schedulers]
 

@@ -74,6 +74,8 @@ class JobEnviron:
     #: ``SBATCH_NO_KILL=set`` (or ``SALLOC_NO_KILL=set``; Slurm takes no other value for yes): the
     #: job was submitted with ``--no-kill`` if the variable was set at that time.
     no_kill_variable: bool
+    #: How often the job was begun again: requeued, by itself or somebody else.
+    restarts: int
 
 
 def read_job(environ: Mapping[str, str]) -> JobEnviron | None:
@@ -94,6 +96,7 @@ def read_job(environ: Mapping[str, str]) -> JobEnviron | None:
         no_kill_variable=any(
             environ.get(name, "").lower() == "set" for name in ("SBATCH_NO_KILL", "SALLOC_NO_KILL")
         ),
+        restarts=_number(environ.get("SLURM_RESTART_COUNT")) or 0,
     )
 
 

@@ -196,6 +196,7 @@ def test_time_limits_are_read_as_by_sbatch(text: str, seconds: float) -> None:
         ("--nodes 2 --sbatch-arg=-t5 train.py", "--sbatch-arg -t5: is set already; use --time"),
         ("--nodes 2 --chain 3 train.py", "--chain: each job goes on from the durable checkpoint"),
         ("--nodes 2 --chain 0 train.py", "--chain 0: must be from 1 to 100 jobs"),
+        ("--nodes 2 --chain-name c train.py", "--chain: each job goes on from the durable check"),
         (
             "--nodes 2 --chain 3 --checkpoint-dir /c --checkpoint-every 5 --requeue-before-limit "
             "train.py",

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deadpool_runtime import protocol
+from deadpool_runtime import parking, protocol
 from deadpool_runtime.replication import wire
 from deadpool_runtime.replication.arena import Arena, SlotFile
 from deadpool_runtime.replication.client import ReplicatorClient
@@ -80,7 +80,7 @@ class Node:
 
     def close(self) -> None:
         """End the replicator as an agent does, and remove the arena."""
-        self.process.terminate()
+        self.process.send_signal(parking.END_SIGNAL)
         assert self.process.wait(DEADLINE_S) in (0, -9)
         self.control.close()
         self.arena.remove()

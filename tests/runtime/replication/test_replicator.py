@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 from replicators import DEADLINE_S, Node, Rank, World, world_in
 
+from deadpool_runtime import parking
 from deadpool_runtime.protocol import Piece
 from deadpool_runtime.replication.arena import Arena, SlotFile
 from deadpool_runtime.replication.manifest import CHUNK_NBYTES, OWN, chunk_hash
@@ -290,11 +291,22 @@ def test_the_arena_goes_with_the_agent(world: World, tmp_path: Path) -> None:
     arena.remove()
 
 
-def test_sigterm_from_a_living_agent_leaves_the_arena(world: World) -> None:
+def test_end_by_a_living_agent_leaves_the_arena(world: World) -> None:
     node = world.node("a")
-    node.process.send_signal(signal.SIGTERM)
+    node.process.send_signal(parking.END_SIGNAL)
     assert node.process.wait(DEADLINE_S) == 0
     assert node.arena.socket_path.exists()
+
+
+def test_sigterm_at_the_time_limit_stops_no_replica(world: World) -> None:
+    a, b = world.node("a"), world.node("b")
+    for node in (a, b):
+        node.process.send_signal(signal.SIGTERM)
+    rank = world.rank(a, 0, SIZES)
+    rank.protect(b)
+    manifest = rank.snapshot(0)
+    assert rank.hear(Confirmed) == Confirmed(0, 0)
+    assert b.held(0, 0) == manifest
 
 
 # ---------------------------------------------------------------- epochs
