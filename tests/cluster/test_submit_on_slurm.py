@@ -78,6 +78,7 @@ def test_jobs_are_written_and_submitted_as_the_site_wants_them(slurm: MiniCluste
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(1200)
 def test_job_of_a_chain_goes_on_where_the_one_before_stopped(slurm: MiniCluster) -> None:
     steps = ["--steps", "30"]
     launch = ["--spares=1", "--agent-start-timeout=300"]
@@ -92,7 +93,8 @@ def test_job_of_a_chain_goes_on_where_the_one_before_stopped(slurm: MiniCluster)
     runs[0].wait("the end", lambda: "SIGUSR1: the job ends at the end" in runs[0].said(), LONG_S)
     runs[0].release(1, 8)
     assert runs[0].wait_end(LONG_S)["exit_code"] == 75, runs[0].everything()
+    runs[1].wait("the last step", lambda: runs[1].records("step", step=30), LONG_S)
     assert runs[1].wait_end(LONG_S)["exit_code"] == 0, runs[1].everything()
-    assert min(record["step"] for record in runs[1].records("step")) > 8
+    assert min(step for record in runs[1].records("step") if (step := record["step"])) > 8
     assert runs[1].final_state() == undisturbed.final_state()
     assert slurm.wait_job(jobs[2], LONG_S).state == "CANCELLED"
