@@ -13,7 +13,7 @@ import yaml
 from deadpool_launch.dotted import LeafReader, Names, Problem, line_of
 from deadpool_launch.dotted import read as read_yaml
 from deadpool_launch.policy.kinds import BadValue, Value
-from deadpool_launch.policy.schema import BY_NAME, Key
+from deadpool_launch.policy.schema import BY_NAME, IN_ORDER, Key
 
 LIMITS = "limits"
 _BOUNDS = ("min", "max", "fixed")
@@ -105,6 +105,7 @@ class _Reader(LeafReader):
                 if value is not None:
                     self.values[name] = value
         self._check_ways()
+        self._check_orders()
 
     def _read_limits(self, section: yaml.MappingNode) -> None:
         for name, at, node in self.leaves(section, "", set()):
@@ -148,6 +149,24 @@ class _Reader(LeafReader):
             self.wrong(at, f"{name}: min {key.show(least)} is above max {key.show(most)}")
             return None
         return Limit(line_of(at), least, most, found.get("fixed"))
+
+    def _check_orders(self) -> None:
+        """Durations of one file that must be in an order are in it."""
+        for shorter, longer in IN_ORDER:
+            if shorter not in self.values or longer not in self.values:
+                continue
+            first, second = self.values[shorter], self.values[longer]
+            # None: there is no such limit, or it follows from the others.
+            if first.value is None or second.value is None or first.value < second.value:
+                continue
+            shown = (BY_NAME[shorter].show(first.value), BY_NAME[longer].show(second.value))
+            self.problems.append(
+                Problem(
+                    self.path,
+                    max(first.line, second.line),
+                    f"{longer} {shown[1]} must be longer than {shorter}, {shown[0]}",
+                )
+            )
 
     def _check_ways(self) -> None:
         """One file says in one way how many spares there are."""
