@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -72,6 +73,11 @@ def submit(
     if given["print_script"] or options.dry_run:
         click.echo(script.text(), nl=False)
         return ExitCode.OK
+    if shutil.which("sbatch") is None:
+        raise UnsuitableError(
+            "there is no sbatch here: submit from a login node of the cluster (--print-script "
+            "shows the script), or use --site local"
+        )
     path = _write(script, FOLDER / f"{name}-{timestamp}.sbatch")
     jobs: list[str] = []
     for _ in range(wanted.chain or 1):
@@ -152,8 +158,7 @@ def _sbatch(path: Path) -> str:
         ) from None
     except OSError as error:
         raise UnsuitableError(
-            f"sbatch cannot be run ({os.strerror(error.errno or 0)}): submit from a login node of "
-            f"the cluster, or use --site local; the script is {path}"
+            f"sbatch cannot be run ({os.strerror(error.errno or 0)}); the script is {path}"
         ) from error
     if done.returncode != 0:
         said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")

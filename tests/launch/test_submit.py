@@ -306,7 +306,8 @@ def test_without_sbatch_it_is_said_where_to_submit(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     said = refused(capsys, "--nodes 2 train.py", code=10)
-    assert said.startswith("sbatch cannot be run (No such file or directory): submit from a login")
+    assert said.startswith("there is no sbatch here: submit from a login node of the cluster")
+    assert not (folder / "deadpool-runs").exists()
 
 
 def test_dry_run_outside_of_a_job_shows_the_script(
