@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from job_specs import job_spec
 
 from deadpool_launch import channel, operators
 from deadpool_launch.backends.local import LocalBackend
@@ -93,26 +94,11 @@ async def _superseded(
 
 
 def _driver(run_dir: Path, secret: bytes, listening: socket.socket) -> JobDriver:
-    spec = protocol.JobSpec(
-        job_id="1",
-        run_dir=str(run_dir),
-        script="none.py",
-        script_args=[],
-        world_size=1,
-        nproc_per_node=1,
-        env={},
-        heartbeat_s=0.1,
-        frozen_after_s=1.0,
-        confirm_timeout_s=8.0,
-        stop_grace_s=1.0,
-        record_final_state=False,
-        fault_steps={},
-    )
     return JobDriver(
         config=Config(("n1",), (), 1),
         backend=LocalBackend(),
         journal=Journal(run_dir, print),
-        spec=spec,
+        spec=job_spec(run_dir=str(run_dir)),
         secret=secret,
         state_log=StateLog(run_dir / "launcher.state", b"", print),
         listening=listening,
