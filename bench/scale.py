@@ -124,6 +124,8 @@ class ScriptedBackend:
     def requeue(self) -> None:
         raise AssertionError("the bench neither looks for nodes, nor takes over, nor requeues")
 
+    def cancel_waiting(self, name: str) -> None: ...
+
     def leave(self) -> None:
         pass
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from deadpool_launch import channel, checkpoints, faults, movers, supervisor
+from deadpool_launch import chains, channel, checkpoints, faults, movers, supervisor
 from deadpool_launch.agents import BACKLOG
 from deadpool_launch.backends.base import Allocation, Check, SiteError
 from deadpool_launch.backends.local import LocalBackend
@@ -106,6 +106,9 @@ async def _launch(options: LaunchOptions) -> int:
     look(backend, options)
     if options.checkpoint_dir is not None:
         checkpoints.make_directory(Path(options.checkpoint_dir))
+        if (end := chains.ended(options)) is not None:
+            click.echo(f"note: {end}")
+            return end.exit_code
     run_dir = make_run_dir(Path(options.run_dir))
     journal = Journal(run_dir, click.echo)
     secret = channel.write_secret(run_dir)
@@ -165,8 +168,13 @@ async def requeue(
 ) -> bool:
     """Put the job back into the queue if it is to go on there; whether it is there again. Slurm
     kills a batch script for it.
+
+    The end of a job of a chain may be the chain's.
     """
     finish = driver.finish
+    if options.chain is not None and finish is not None and chains.is_last(finish.exit_code):
+        end = chains.ChainEnd(options.chain, driver.job_id, finish.exit_code, finish.reason)
+        await asyncio.to_thread(chains.end, options, end, backend.cancel_waiting, journal.say)
     if not options.requeue or finish is None or finish.exit_code != ExitCode.STOPPED_IN_TIME:
         return False
     if not driver.made_progress:
@@ -312,6 +320,7 @@ def _given(
         # The nodes of a rehearsal have the same GPUs.
         device_s=DEVICE_S if options.device != "ignore" and options.site == "slurm" else 0.0,
         pace_s=0.0 if options.straggler == "ignore" else options.straggler_window_s,
+        interfaces=list(options.site_config.interfaces) if options.site == "slurm" else [],
     )
     config = Config(
         active=plan.active,
@@ -345,7 +354,10 @@ def _given(
         straggler_factor=options.straggler_factor,
         straggler_windows=options.straggler_windows,
         straggler_window_s=options.straggler_window_s,
-        domains=expand_domains(options.failure_domains),
+        domains={
+            **options.site_config.domains(allocation.nodes),
+            **expand_domains(options.failure_domains),
+        },
         on_drain=options.on_drain,
         checkpoint_dir=directory,
         checkpoint_keep=options.checkpoint_keep,
@@ -395,9 +407,15 @@ def job_driver(
         poll_s=options.slurm_poll_s,
         reserve_s=options.reserve_s,
         ends_at=backend.ends_at(),
-        standby_launchers=options.standby_launchers if options.site == "slurm" else 0,
+        standby_launchers=_standby_launchers(options),
         host=given.allocation.batch_host,
     )
+
+
+def _standby_launchers(options: LaunchOptions) -> int:
+    """From inside a container an agent could start none outside of it."""
+    possible = options.site == "slurm" and not options.site_config.container
+    return options.standby_launchers if possible else 0
 
 
 def _checkpoints(
@@ -469,6 +487,7 @@ def _announce(
         world_size=plan.world_size,
         spare_start=options.spare_start,
         site=options.site,
+        cluster=options.site_config.name,
         pid=os.getpid(),
         version=importlib.metadata.version("deadpool-launch"),
     )

@@ -34,7 +34,7 @@ def show(options: LaunchOptions) -> str:
     prepared = look(backend, options)
     allocation, plan = prepared.allocation, prepared.plan
     lines = [
-        f"job {allocation.job_id} on {options.site}, run directory {options.run_dir}",
+        f"job {allocation.job_id} on {_where(options)}, run directory {options.run_dir}",
         f"script {shlex.join([options.script, *options.script_args])}",
         "",
         plan.describe(),
@@ -60,6 +60,11 @@ def show(options: LaunchOptions) -> str:
         lines.append("once these have answered, and again whenever the nodes change:")
         lines.append(shlex.join(starter.command(nodes, argv, movers.world_name(1), log_path)))
     return "\n".join(lines)
+
+
+def _where(options: LaunchOptions) -> str:
+    named = options.site_config.name
+    return options.site if named in ("generic", "local") else f"{options.site} (site {named})"
 
 
 def agent_log_path(options: LaunchOptions, node: str) -> Path:

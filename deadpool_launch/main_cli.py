@@ -47,6 +47,11 @@ _ELSEWHERE: Mapping[str, tuple[str, str, str]] = {
         "policy",
         "Check a policy.yaml, or show the values in effect and where they came from.",
     ),
+    "sites": (
+        "deadpool_launch.sites.command",
+        "sites",
+        "List the clusters that are known, or show what holds on one of them.",
+    ),
 }
 PROGRAM = "deadpool"
 _SLURM_TIMEOUT_S = 5.0

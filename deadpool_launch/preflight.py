@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_launch.backends.base import Check
+from deadpool_launch.options import LaunchOptions
 from deadpool_launch.preflight_probe import PREFIX
 from deadpool_slurm import parse, versions
 
 _LITTLE_SHM_NBYTES = 1 << 30
 #: Clocks this far apart make logs misleading; nothing else depends on them.
 _CLOCK_DIFFERENCE_S = 5.0
+
+#: What ``srun --network`` takes only where the cluster's configuration allows it.
+_NETWORK_WORDS = ("job_vni", "single_node_vni")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,43 @@ def requeue_checks(job: parse.JobFacts) -> list[Check]:
             None,
             "the job will not be requeued before its time limit: Slurm says that it cannot be",
             "submit it with sbatch --requeue",
+        )
+    ]
+
+
+def srun_checks(nodes: int, options: LaunchOptions) -> list[Check]:
+    """Whether the site takes as many ``srun`` as the job has agents."""
+    most = options.site_config.most_srun
+    used = nodes if options.nodes is None else min(nodes, options.nodes + options.spares)
+    started = used - (options.spares if options.spare_start == "on-failure" else 0)
+    if most is None or started <= most:
+        return []
+    return [
+        Check(
+            "srun",
+            None,
+            f"{started} srun run at once, one for each agent, and site {options.site_config.name} "
+            f"advises {most} at most",
+            "use fewer nodes, or --spare-start on-failure",
+        )
+    ]
+
+
+def network_checks(request: str | None, config: Mapping[str, str]) -> list[Check]:
+    """Whether this cluster takes what is asked for each step's network, of what it may forbid."""
+    pairs = (part.partition("=") for part in config.get("SwitchParameters", "").split(","))
+    allowed = {word for word, equals, value in pairs if not equals or value in ("all", "user")}
+    asked = [word for word in (request or "").split(",") if word in _NETWORK_WORDS]
+    missing = [word for word in asked if word not in allowed]
+    if "SwitchParameters" not in config or not missing:
+        return []
+    return [
+        Check(
+            "network",
+            None,
+            f"steps that ask for --network={request} may not start: this cluster does not "
+            f"allow {' and '.join(missing)} (SwitchParameters)",
+            "set network.request: none in a site file of your own, or ask the site",
         )
     ]
 

@@ -34,7 +34,9 @@ class Prepared:
 
 def make_backend(options: LaunchOptions) -> SlurmBackend | LocalBackend:
     """The back end of the options' site."""
-    return SlurmBackend() if options.site == "slurm" else LocalBackend()
+    if options.site == "local":
+        return LocalBackend()
+    return SlurmBackend(site=options.site_config)
 
 
 def settle_spares(backend: SlurmBackend | LocalBackend, options: LaunchOptions) -> LaunchOptions:
@@ -64,7 +66,7 @@ def make_mover_starter(
         return None
     if isinstance(backend, LocalBackend):
         return LocalMovers(mpiexec_path(), backend.variables_of)
-    return SlurmMovers(backend.client, job_id, backend.variables, options.mpi, {})
+    return SlurmMovers(backend.client, job_id, backend.variables, options.mpi, options.site_config)
 
 
 def mpiexec_path() -> str:

@@ -121,6 +121,12 @@ class Backend(Protocol):
         Blocks. Raises ``SiteError``.
         """
 
+    def cancel_waiting(self, name: str) -> None:
+        """Take the user's jobs of this name that have not begun out of the queue, if there is one.
+
+        Blocks. Raises ``SiteError``.
+        """
+
     def leave(self) -> None:
         """Let what was started go on: another launcher has it."""
 

@@ -294,6 +294,11 @@ class JobDriver:
         return self._finish
 
     @property
+    def job_id(self) -> str:
+        """The job's, by which its site knows it."""
+        return self._spec.job_id
+
+    @property
     def made_progress(self) -> bool:
         """Whether the same job run again would come further: a step was completed, or the script
         keeps its steps to itself.

@@ -457,15 +457,3 @@ IN_ORDER = (
     ("replication.confirm_timeout", "collective_timeout"),
 )
 BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
-
-
-def is_section(name: str) -> bool:
-    """Whether keys have names that begin so."""
-    return any(key.name.startswith(f"{name}.") for key in KEYS)
-
-
-def valid_in(section: str) -> list[str]:
-    """The words that may stand in a section; the top one has no name."""
-    prefix = f"{section}." if section else ""
-    inside = [key.name[len(prefix) :] for key in KEYS if key.name.startswith(prefix)]
-    return sorted({name.split(".")[0] for name in inside})

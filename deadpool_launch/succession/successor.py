@@ -65,7 +65,8 @@ async def _succeed(asked: _Asked) -> tuple[int, bool]:
     before = given.allocation.batch_host or "its host"
     allocation = replace(given.allocation, batch_host=asked.node, launcher_host=asked.host)
     given = msgspec.structs.replace(given, allocation=allocation)
-    backend = SlurmBackend(_variables(os.environ, given.variables))
+    variables = _variables(os.environ, given.variables)
+    backend = SlurmBackend(variables, site=given.options.site_config)
     backend.restore(allocation, asked.term, abroad=True)
     journal = Journal(asked.run_dir, click.echo)
     secret = channel.read_secret(asked.run_dir)

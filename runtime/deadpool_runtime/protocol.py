@@ -464,7 +464,8 @@ class JobSpec(Message, frozen=True):
     empty for none. ``launcher_grace_s``: how long an agent without a launcher waits for another.
     ``collective_timeout_s``: the longest that a step may take. ``admission``: what a node must pass
     before it takes the ranks of another one. ``pace_s``: how often an agent tells how fast its
-    ranks go; 0 for never. ``device_s``: the same for asking how the GPUs are.
+    ranks go; 0 for never. ``device_s``: the same for asking how the GPUs are. ``interfaces``:
+    regular expressions for those that carry the traffic between nodes, the best first.
     """
 
     job_id: str
@@ -487,6 +488,7 @@ class JobSpec(Message, frozen=True):
     collective_timeout_s: float = 600.0
     pace_s: float = 0.0
     device_s: float = 0.0
+    interfaces: list[str] = []
 
 
 class TakeStandings(Message, frozen=True):

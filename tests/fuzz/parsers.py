@@ -27,6 +27,8 @@ from deadpool_launch.controller.events import Event
 from deadpool_launch.controller.states import initial_state
 from deadpool_launch.errors import UsageError
 from deadpool_launch.policy import reading
+from deadpool_launch.sites.merge import settle
+from deadpool_launch.sites.reading import read_site
 from deadpool_launch.whatif.reading import parse_trace
 from deadpool_runtime import protocol
 from deadpool_runtime.durable import index
@@ -350,6 +352,11 @@ def _of_settings() -> list[Parser]:
         b"spares:\n  auto: {node_mtbf_hours: 20000, probability: 0.99}\n",
         b"admission: [{command: nvidia-smi -L, timeout: 10s}]\nlimits: {spares.count: {max: 4}}\n",
     )
+    sites = (
+        b"match: {clusters: [vista]}\npartitions: {gh: {limits: {nodes: 64, time: 48h}}}\n",
+        b"gpus: {per_node: 4, flag: gres}\nenv: {NCCL_NET: IB}\nlimits.srun: !unknown ask\n",
+        b"network.interfaces: ['ib\\d+', eth.*]\nfailure_domain.pattern: '(c\\d+)-.*'\n",
+    )
     rules = (
         b"rules:\n  - name: a\n    kind: transient\n    reason: b\n    when: {error: 'x.*y'}\n",
         b"rules:\n  - {name: c, kind: permanent, reason: d, when: {exit_code: [1, 2], xid: 79}}\n",
@@ -359,6 +366,12 @@ def _of_settings() -> list[Parser]:
             "policy",
             policies,
             lambda d: reading.read(_text(d), "policy.yaml", may_limit=True),
+            usual_nbytes=200,
+        ),
+        Parser(
+            "site",
+            sites,
+            lambda d: settle("x", [read_site(_text(d), "site.yaml")[0]], partition="gh"),
             usual_nbytes=200,
         ),
         Parser(
