@@ -6,30 +6,25 @@ from. It takes records in the journal's order and ignores fields and kinds that 
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from deadpool_launch.journal import JOURNAL_NAME
+from deadpool_launch.controller.roles import NodeRole, Part
+from deadpool_launch.controller.wording import exit_text
+from deadpool_launch.journal import JOURNAL_NAME, record_of
 
 #: Lines for people that a view keeps.
 SAY_LINES = 12
+#: How much of a journal is read at once.
+_BATCH_NBYTES = 4 << 20
 #: Losses that it keeps of each rank; ranks are rarely more than a step apart.
 LOSSES = 16
 
 Record = dict[str, Any]
-
-
-class NodeRole(StrEnum):
-    """What a node is to the job at this moment."""
-
-    ACTIVE = "active"
-    SPARE = "spare"
-    LOST = "lost"
 
 
 @dataclass(slots=True)
@@ -42,6 +37,12 @@ class RankView:
     epoch: int
     step: int | None = None
     duration_s: float | None = None
+    #: Of it, how long the runtime held the rank back.
+    blocked_s: float = 0.0
+    #: The newest step of which it has a confirmed replica, -1 before the first; None: not told.
+    confirmed: int | None = None
+    #: Steps of its present process that went on without a replica of the step before.
+    unprotected: int = 0
     #: Processes that this rank has had.
     processes: int = 1
     #: The last losses that it reported, each with its step.
@@ -66,6 +67,19 @@ class StepView:
     step: int
     epoch: int
     loss: float | None
+    duration_s: float = 0.0
+    blocked_s: float = 0.0
+    confirmed: int | None = None
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PartView:
+    """A node became something else to the job."""
+
+    at: float
+    node: str
+    part: Part
 
 
 @dataclass(slots=True)
@@ -80,11 +94,18 @@ class IncidentView:
     reason: str = ""
     #: Completed steps that were run again; the one that was broken off is not counted.
     replayed_steps: int | None = None
+    #: The highest rung that it took.
+    rung: int | None = None
 
     @property
     def opened_at(self) -> float:
         """Time of the first sign."""
         return float(self.records[0]["at"])
+
+    @property
+    def planned(self) -> bool:
+        """Nobody was lost: ranks were moved, or taken back in."""
+        return bool(self.records[0].get("planned"))
 
     @property
     def fault_at(self) -> float:
@@ -107,13 +128,32 @@ class EndView:
     verdict: str
     exit_code: int
     reason: str
+    #: Nodes that the next job should do without.
+    exclude: tuple[str, ...] = ()
 
 
 class RunView:
-    """The state of a job as far as its journal tells."""
+    """The state of a job as far as its journal tells. ``keep_steps``: every step that was completed
+    is wanted, not only the newest of each rank.
 
-    def __init__(self) -> None:
+    A record that is not as it should be (a disk's, or another version's) is counted in
+    ``malformed`` and changes nothing else that can be avoided.
+    """
+
+    def __init__(self, *, keep_steps: bool = True) -> None:
+        self._keep_steps = keep_steps
+        self.malformed = 0
+        #: The plan, as the first record has it; empty before that.
+        self.job: Record = {}
+        #: Launchers that took over, checkpoints that were written, or not.
+        self.launchers: list[Record] = []
+        self.checkpoints: list[Record] = []
         self.nodes: dict[str, NodeRole] = {}
+        #: How that changed, and what is known of each node that speaks for or against it.
+        self.parts: list[PartView] = []
+        self.evidence: dict[str, list[tuple[float, str]]] = {}
+        #: Steps that went on unprotected, of processes that are gone.
+        self._unprotected_before = 0
         #: Nodes whose agents can start ranks at once.
         self.ready: set[str] = set()
         self.ranks: dict[int, RankView] = {}
@@ -134,13 +174,27 @@ class RunView:
 
     def apply(self, record: Record) -> None:
         """Take one record into account."""
+        try:
+            self._apply(record)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            self.malformed += 1
+
+    def _apply(self, record: Record) -> None:
         at = float(record["at"])
+        if not isfinite(at):
+            raise ValueError("no time")
         self.newest_at = at
         if self.started_at is None:
             self.started_at = at
         match record["kind"]:
             case "job":
                 self._job(record)
+            case "launcher":
+                self.launchers.append(record)
+            case "checkpoint":
+                self.checkpoints.append({**record, "step": int(record["step"])})
+            case "node":
+                self._part(at, record)
             case "say":
                 self.says.append((at, str(record["text"])))
             case "rank":
@@ -152,11 +206,16 @@ class RunView:
             case "fault":
                 self.faults.append(record)
             case "final":
-                self.finals[record["rank"]] = dict(record["parts"])
+                self.finals[int(record["rank"])] = dict(record["parts"])
             case "event":
-                self._event(record)
+                self._event(at, record)
             case "end":
-                self.end = EndView(record["verdict"], record["exit_code"], record["reason"])
+                self.end = EndView(
+                    str(record["verdict"]),
+                    int(record["exit_code"]),
+                    str(record["reason"]),
+                    tuple(map(str, record.get("exclude", ()))),
+                )
             case _:
                 pass
 
@@ -184,36 +243,69 @@ class RunView:
         newest = list(self.incidents.values())[-1:]
         return newest[0] if newest and newest[0].verdict is None else None
 
+    @property
+    def unprotected(self) -> int:
+        """The most steps that one rank went through without a replica of the step before."""
+        return self._unprotected_before + max(
+            (rank.unprotected for rank in self.ranks.values()), default=0
+        )
+
     def _job(self, record: Record) -> None:
-        for node in record.get("active", ()):
-            self.nodes[node] = NodeRole.ACTIVE
-        for node in record.get("spares", ()):
-            self.nodes[node] = NodeRole.SPARE
+        active = [str(node) for node in record.get("active", ())]
+        spares = [str(node) for key in ("spares", "extras") for node in record.get(key, ())]
+        self.job = record
+        self.nodes.update(dict.fromkeys(active, NodeRole.ACTIVE))
+        self.nodes.update(dict.fromkeys(spares, NodeRole.SPARE))
+
+    def _part(self, at: float, record: Record) -> None:
+        part = Part(NodeRole(record["role"]), str(record["why"]), bool(record["lasting"]))
+        self._becomes(at, str(record["node"]), part)
+
+    def _becomes(self, at: float, node: str, part: Part) -> None:
+        if self.nodes.get(node) is not part.role or part.why:
+            self.nodes[node] = part.role
+            self.parts.append(PartView(at, node, part))
 
     def _rank(self, record: Record) -> None:
-        number, node = record["rank"], record["node"]
+        number, node = int(record["rank"]), str(record["node"])
         before = self.ranks.get(number)
-        rank = RankView(number, node, record["pid"], record["epoch"])
+        rank = RankView(number, node, int(record["pid"]), int(record["epoch"]))
         if before is not None:
             # The replacement goes on from what the rank had reached.
             rank.step, rank.processes = before.step, before.processes + 1
             rank.losses = before.losses
+            self._unprotected_before = max(self._unprotected_before, before.unprotected)
         self.ranks[number] = rank
-        self.nodes[node] = NodeRole.ACTIVE
+        if self.nodes.get(node) is not NodeRole.ACTIVE:
+            self._becomes(float(record["at"]), node, Part(NodeRole.ACTIVE))
 
     def _step(self, record: Record) -> None:
-        loss = record.get("loss")
-        step = StepView(record["at"], record["rank"], record["step"], record["epoch"], loss)
-        self.steps.append(step)
-        rank = self.ranks.get(step.rank)
+        loss, confirmed = record.get("loss"), record.get("confirmed")
+        loss = None if loss is None else float(loss)
+        rank = self.ranks.get(int(record["rank"]))
+        step = StepView(
+            float(record["at"]),
+            int(record["rank"]),
+            int(record["step"]),
+            int(record["epoch"]),
+            loss,
+            _span_s(record.get("duration_s")),
+            _span_s(record.get("blocked_s")),
+            None if confirmed is None else int(confirmed),
+            "" if rank is None else rank.node,
+        )
+        if self._keep_steps:
+            self.steps.append(step)
         if rank is not None:
             rank.step, rank.epoch = step.step, step.epoch
-            rank.duration_s = record.get("duration_s")
+            rank.duration_s = None if record.get("duration_s") is None else step.duration_s
+            rank.blocked_s, rank.confirmed = step.blocked_s, step.confirmed
+            rank.unprotected = int(record.get("unprotected") or 0)
             if loss is not None:
                 rank.losses.append((step.step, loss))
 
     def _incident(self, record: Record) -> None:
-        number = record["number"]
+        number = int(record["number"])
         if number not in self.incidents:
             # Faults since the last incident's first sign; the first of them caused this one.
             before = max((one.opened_at for one in self.incidents.values()), default=0.0)
@@ -222,19 +314,56 @@ class RunView:
         incident = self.incidents[number]
         incident.records.append(record)
         if "verdict" in record:
-            incident.verdict = record["verdict"]
-            incident.reason = record.get("reason", "")
-            incident.replayed_steps = record.get("replayed_steps")
+            incident.verdict = str(record["verdict"])
+            incident.reason = str(record.get("reason", ""))
+            replayed, rung = record.get("replayed_steps"), record.get("rung")
+            incident.replayed_steps = None if replayed is None else int(replayed)
+            incident.rung = None if rung is None else int(rung)
 
-    def _event(self, record: Record) -> None:
-        match record.get("name"):
-            case "AgentWarm":
-                self.ready.add(record["node"])
-            case "AgentLost" | "AgentStartFailed":
-                self.ready.discard(record["node"])
-                self.nodes[record["node"]] = NodeRole.LOST
-            case _:
-                pass
+    def _event(self, at: float, record: Record) -> None:
+        name = record.get("name")
+        if name == "AgentWarm":
+            self.ready.add(str(record["node"]))
+        elif name in ("AgentLost", "AgentStartFailed"):
+            node = str(record["node"])
+            self.ready.discard(node)
+            why = str(record.get("evidence") or record.get("reason") or "was lost")
+            self._becomes(at, node, Part(NodeRole.LOST, why))
+        text = _evidence(record)
+        if text:
+            self.evidence.setdefault(str(record["node"]), []).append((at, text))
+
+
+def _span_s(value: Any) -> float:
+    """A duration; what is none counts as nothing."""
+    seconds = 0.0 if value is None else float(value)
+    return seconds if isfinite(seconds) and seconds > 0 else 0.0
+
+
+def _evidence(record: Record) -> str:
+    """What a record says about its node; empty if it says nothing that matters."""
+    match record.get("name"):
+        case "AgentLost":
+            kind = record.get("evidence_kind", "")
+            return f"{record['evidence']}{f' ({kind})' if kind else ''}"
+        case "AgentStartFailed":
+            return str(record["reason"])
+        case "ReplicatorUp":
+            return f"its replicator {record['reason']}"
+        case "NodeStateSeen":
+            reason = f": {record['reason']}" if record.get("reason") else ""
+            return f"Slurm has it as {record['state']}{reason}"
+        case "DeviceLines":
+            return "; ".join(map(str, record["lines"]))
+        case "DrainRequested":
+            return str(record["why"])
+        case "RankExited" if record.get("signal") or record.get("exit_code"):
+            how = exit_text(record.get("exit_code"), record.get("signal"))
+            return f"rank {record['rank']} died there ({how})"
+        case "RankStopped":
+            return f"rank {record['rank']} stood still there for {float(record['for_s']):.1f} s"
+        case _:
+            return ""
 
 
 class JournalTail:
@@ -246,75 +375,26 @@ class JournalTail:
 
     def records(self) -> list[Record]:
         """The records added since the last call; a line still being written waits for the next."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines() if line]
+        return [record for some in self.batches() for record in some]
 
-
-# ---------------------------------------------------------------- comparing two runs
-
-
-#: Digests of nothing: an empty part, one without schedulers, an empty ``job.state``. Written out,
-#: since the runtime that makes them needs torch and the launcher does without.
-NOTHING = frozenset(
-    {
-        "99aa06d3014798d86001c324468d497f",
-        "8860515d84491aa5eb378f1e0b4a3efb",
-        "82c6b749a4c2e3569464a2fcb480f24a",
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class PartComparison:
-    """One part of the final state (parameters, optimizer, …) over all ranks."""
-
-    part: str
-    equal_ranks: tuple[int, ...]
-    other_ranks: tuple[int, ...]
-    #: No rank of either run has anything in this part.
-    empty: bool = False
-
-    @property
-    def equal(self) -> bool:
-        """Every rank has the same bits in both runs."""
-        return not self.other_ranks
-
-
-def compare_finals(reference: RunView, disturbed: RunView) -> list[PartComparison]:
-    """Part by part, on which ranks both runs ended with the same digest.
-
-    A rank or part that only one of the runs reported counts as different. Empty if neither run
-    reported any.
-    """
-    parts: dict[str, None] = {}
-    for finals in (reference.finals, disturbed.finals):
-        for digests in finals.values():
-            parts.update(dict.fromkeys(digests))
-    ranks = sorted({*reference.finals, *disturbed.finals})
-    rows = []
-    for part in parts:
-        equal = [
-            rank
-            for rank in ranks
-            if (digest := reference.finals.get(rank, {}).get(part)) is not None
-            and digest == disturbed.finals.get(rank, {}).get(part)
-        ]
-        other = [rank for rank in ranks if rank not in equal]
-        seen = {
-            finals[rank].get(part)
-            for finals in (reference.finals, disturbed.finals)
-            for rank in finals
-        }
-        empty = not other and seen <= NOTHING
-        rows.append(PartComparison(part, tuple(equal), tuple(other), empty))
-    return rows
+    def batches(self) -> Iterator[list[Record]]:
+        """The same in parts, of which a long journal's need not be in memory together."""
+        nbytes = _BATCH_NBYTES
+        while True:
+            try:
+                with self._path.open("rb") as file:
+                    file.seek(self._offset)
+                    data = file.read(nbytes)
+            except FileNotFoundError:
+                return
+            whole = data[: data.rfind(b"\n") + 1]
+            self._offset += len(whole)
+            found = map(record_of, whole.splitlines())
+            yield [record for record in found if record is not None]
+            if len(data) < nbytes:
+                return
+            # A line that is longer than that is read with more.
+            nbytes = _BATCH_NBYTES if whole else 2 * nbytes
 
 
 # ---------------------------------------------------------------- curves

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from operator import is_
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -24,9 +25,10 @@ from deadpool_launch import checkpoints, faults
 from deadpool_launch.agents import AgentServer
 from deadpool_launch.backends.base import AgentHandle, Backend
 from deadpool_launch.backends.local import LocalBackend
-from deadpool_launch.controller import core, events, mail, persist, takeover
+from deadpool_launch.controller import core, events, mail, persist, roles, takeover
 from deadpool_launch.controller.checkpoints import earlier
 from deadpool_launch.controller.config import Config
+from deadpool_launch.controller.quarantine import left_out
 from deadpool_launch.controller.states import (
     AgentStage,
     Phase,
@@ -114,6 +116,9 @@ class JobDriver:
         self._secret = secret
         self._term = 1
         self._state: State = initial_state(config)
+        #: What each node is known to be by the journal, and what of the state that was read from.
+        self._parts = roles.parts(self._state)
+        self._watched: tuple[object, ...] | None = None
         #: Events, each with the number of the report it came with, 0 for none.
         self._queue: asyncio.Queue[tuple[events.Event, int]] = asyncio.Queue()
         self._mail: dict[str, mail.Mailbox] = {}
@@ -216,7 +221,11 @@ class JobDriver:
         self._say_newest_checkpoint(finish)
         await self._end_everything()
         self._journal.write(
-            "end", verdict=finish.verdict, exit_code=finish.exit_code, reason=finish.reason
+            "end",
+            verdict=finish.verdict,
+            exit_code=finish.exit_code,
+            reason=finish.reason,
+            exclude=list(left_out(self._state)),
         )
         ended = result.Result(
             finish.verdict, finish.exit_code, finish.reason, self._host or "", self._term
@@ -312,6 +321,8 @@ class JobDriver:
         """Ask the controller, in its turn, what an operator asks."""
         if self._finish is not None:
             return _ended(self._finish)
+        if isinstance(question, protocol.AskStanding):
+            return roles.standing(self._state, self._term)
         self._requests += 1
         number = self._requests
         self._asked[number] = asyncio.get_running_loop().create_future()
@@ -437,6 +448,7 @@ class JobDriver:
             for node, order, body in mail.post(self._mail, self._state, action):
                 self._server.send(node, order, body)
             self._perform(action)
+        self._note_parts()
         self._keep_movers()
         self._settle_standbys()
         if self._begin_due or self._log.full:
@@ -461,6 +473,19 @@ class JobDriver:
         ]
         trains = set(self._state.seats)
         return sorted(warm, key=trains.__contains__)
+
+    def _note_parts(self) -> None:
+        """Record what nodes are to the job, as far as that has changed."""
+        watched = roles.watched(self._state)
+        if self._watched is not None and all(map(is_, watched, self._watched)):
+            return
+        self._watched = watched
+        now = roles.parts(self._state)
+        for name, part in roles.changed(self._parts, now).items():
+            self._journal.write(
+                "node", node=name, role=part.role, why=part.why, lasting=part.lasting
+            )
+        self._parts = now
 
     def _keep_movers(self) -> None:
         """Have MPI's processes on the nodes that serve, once all that are needed at first do."""
@@ -511,6 +536,7 @@ class JobDriver:
                     blocked_s=round(body.blocked_s, 6),
                     loss=body.loss,
                     unprotected=body.unprotected,
+                    confirmed=body.confirmed,
                 )
                 self._tell_progress(rank, body)
             case protocol.RankUp(pid=pid):
@@ -571,7 +597,14 @@ class JobDriver:
             case events.Say(text=text):
                 self._journal.say(text)
             case events.IncidentOpened(number=number, reason=reason):
-                self._journal.write("incident", number=number, phase="opened", detail=reason)
+                opened = self._state.incident
+                self._journal.write(
+                    "incident",
+                    number=number,
+                    phase="opened",
+                    detail=reason,
+                    planned=opened is not None and opened.planned,
+                )
             case events.IncidentMark(number=number, phase=phase, detail=detail):
                 self._journal.write("incident", number=number, phase=phase, detail=detail)
             case events.IncidentClosed():

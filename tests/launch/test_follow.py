@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
+from deadpool_launch.comparing import NOTHING, compare_finals
+from deadpool_launch.controller.roles import NodeRole
 from deadpool_launch.follow import (
-    NOTHING,
     JournalTail,
-    NodeRole,
     RunView,
-    compare_finals,
     loss_curve,
     steps_run_again,
 )
