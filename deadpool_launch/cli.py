@@ -27,6 +27,7 @@ from deadpool_launch.options import (
 from deadpool_launch.policy.effective import effective
 from deadpool_launch.policy.kinds import A_DURATION, BadValue, Order, read_duration
 from deadpool_launch.policy.schema import BY_NAME, KEYS
+from deadpool_launch.status.beside import read_address
 from deadpool_launch.version import deadpool_version
 
 PROGRAM = "deadpool-launch"
@@ -220,6 +221,12 @@ class _GroupedCommand(ScriptCommand):
     help="Rules (YAML) that tell kinds of faults apart, tried before the packaged ones.",
 )
 @click.option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    help="Serve figures for Prometheus there; without HOST for this machine only.  "
+    "[default: nowhere]",
+)
+@click.option(
     "--record-final-state", is_flag=True, help="Write digests of every rank's last state."
 )
 @click.option("--fault", "faults", multiple=True, hidden=True, metavar="KIND:TARGET@STEP")
@@ -270,6 +277,7 @@ def to_options(
         assume_no_kill=given["assume_no_kill"],
         ignore_preflight=given["ignore_preflight"],
         record_final_state=given["record_final_state"],
+        metrics=None if given["metrics"] is None else read_address(given["metrics"]),
         requeue=given["requeue_before_limit"],
         faults=tuple(parse_fault(text) for text in given["faults"]),
         dry_run=given["dry_run"],

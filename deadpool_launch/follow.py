@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from deadpool_launch.journal import JOURNAL_NAME, record_of
 
 #: Lines for people that a view keeps.
 SAY_LINES = 12
+#: No time and no duration of a job is so many seconds.
+_LATEST = 1e11
 #: How much of a journal is read at once.
 _BATCH_NBYTES = 4 << 20
 #: Losses that it keeps of each rank; ranks are rarely more than a step apart.
@@ -152,8 +153,9 @@ class RunView:
         #: How that changed, and what is known of each node that speaks for or against it.
         self.parts: list[PartView] = []
         self.evidence: dict[str, list[tuple[float, str]]] = {}
-        #: Steps that went on unprotected, of processes that are gone.
-        self._unprotected_before = 0
+        #: Steps that some rank began without a replica of the step before, and the newest such.
+        self.unprotected = 0
+        self._unprotected_step = -1
         #: Nodes whose agents can start ranks at once.
         self.ready: set[str] = set()
         self.ranks: dict[int, RankView] = {}
@@ -181,8 +183,8 @@ class RunView:
 
     def _apply(self, record: Record) -> None:
         at = float(record["at"])
-        if not isfinite(at):
-            raise ValueError("no time")
+        if not 0.0 <= at < _LATEST:
+            raise ValueError(f"{at} is no time")
         self.newest_at = at
         if self.started_at is None:
             self.started_at = at
@@ -243,13 +245,6 @@ class RunView:
         newest = list(self.incidents.values())[-1:]
         return newest[0] if newest and newest[0].verdict is None else None
 
-    @property
-    def unprotected(self) -> int:
-        """The most steps that one rank went through without a replica of the step before."""
-        return self._unprotected_before + max(
-            (rank.unprotected for rank in self.ranks.values()), default=0
-        )
-
     def _job(self, record: Record) -> None:
         active = [str(node) for node in record.get("active", ())]
         spares = [str(node) for key in ("spares", "extras") for node in record.get(key, ())]
@@ -274,7 +269,6 @@ class RunView:
             # The replacement goes on from what the rank had reached.
             rank.step, rank.processes = before.step, before.processes + 1
             rank.losses = before.losses
-            self._unprotected_before = max(self._unprotected_before, before.unprotected)
         self.ranks[number] = rank
         if self.nodes.get(node) is not NodeRole.ACTIVE:
             self._becomes(float(record["at"]), node, Part(NodeRole.ACTIVE))
@@ -300,7 +294,11 @@ class RunView:
             rank.step, rank.epoch = step.step, step.epoch
             rank.duration_s = None if record.get("duration_s") is None else step.duration_s
             rank.blocked_s, rank.confirmed = step.blocked_s, step.confirmed
-            rank.unprotected = int(record.get("unprotected") or 0)
+            unprotected = int(record.get("unprotected") or 0)
+            if unprotected > rank.unprotected and step.step > self._unprotected_step:
+                self.unprotected += 1
+                self._unprotected_step = step.step
+            rank.unprotected = unprotected
             if loss is not None:
                 rank.losses.append((step.step, loss))
 
@@ -327,8 +325,9 @@ class RunView:
         elif name in ("AgentLost", "AgentStartFailed"):
             node = str(record["node"])
             self.ready.discard(node)
-            why = str(record.get("evidence") or record.get("reason") or "was lost")
-            self._becomes(at, node, Part(NodeRole.LOST, why))
+            if self.nodes.get(node) is not NodeRole.LOST:
+                why = str(record.get("evidence") or record.get("reason") or "was lost")
+                self._becomes(at, node, Part(NodeRole.LOST, why))
         text = _evidence(record)
         if text:
             self.evidence.setdefault(str(record["node"]), []).append((at, text))
@@ -337,7 +336,7 @@ class RunView:
 def _span_s(value: Any) -> float:
     """A duration; what is none counts as nothing."""
     seconds = 0.0 if value is None else float(value)
-    return seconds if isfinite(seconds) and seconds > 0 else 0.0
+    return seconds if 0.0 < seconds < _LATEST else 0.0
 
 
 def _evidence(record: Record) -> str:

@@ -155,6 +155,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     rules: str | None = None
     #: Write a digest of every rank's state after the last step.
     record_final_state: bool = False
+    #: Host and port at which figures for Prometheus are served; None: nowhere.
+    metrics: tuple[str, int] | None = None
     #: Faults to bring about (rehearsals only).
     faults: tuple[Fault, ...] = ()
     #: Show what would be started, start nothing.

@@ -147,8 +147,8 @@ def _nodes(nodes: Sequence[Facts], most: int) -> Table:
         rows.sort(key=lambda node: node["role"] in _QUIET_ROLES)
     for node in rows[:most]:
         note = node["why"]
-        if not node["ready"] and node["role"] in _QUIET_ROLES:
-            note = "not up"
+        if not node["ready"] and node["step"] is None and node["role"] in _QUIET_ROLES:
+            note = "its agent is not up"
         table.add_row(
             Text(node["node"]),
             Text(node["role"], style=_ROLE_STYLES.get(node["role"], "yellow")),
