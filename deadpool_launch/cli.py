@@ -227,6 +227,11 @@ class _GroupedCommand(ScriptCommand):
     "[default: nowhere]",
 )
 @click.option(
+    "--job-comment",
+    is_flag=True,
+    help="Have the job's comment in Slurm say how it stands (squeue -o %k).",
+)
+@click.option(
     "--record-final-state", is_flag=True, help="Write digests of every rank's last state."
 )
 @click.option("--fault", "faults", multiple=True, hidden=True, metavar="KIND:TARGET@STEP")
@@ -277,6 +282,7 @@ def to_options(
         assume_no_kill=given["assume_no_kill"],
         ignore_preflight=given["ignore_preflight"],
         record_final_state=given["record_final_state"],
+        job_comment=given["job_comment"],
         metrics=None if given["metrics"] is None else read_address(given["metrics"]),
         requeue=given["requeue_before_limit"],
         faults=tuple(parse_fault(text) for text in given["faults"]),

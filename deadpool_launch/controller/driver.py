@@ -302,6 +302,10 @@ class JobDriver:
         """The verdict, once there is one."""
         return self._finish
 
+    def standing(self) -> protocol.JobStanding:
+        """How the job stands."""
+        return roles.standing(self._state, self._term)
+
     @property
     def made_progress(self) -> bool:
         """Whether the same job run again would come further: a step was completed, or the script
@@ -322,7 +326,7 @@ class JobDriver:
         if self._finish is not None:
             return _ended(self._finish)
         if isinstance(question, protocol.AskStanding):
-            return roles.standing(self._state, self._term)
+            return self.standing()
         self._requests += 1
         number = self._requests
         self._asked[number] = asyncio.get_running_loop().create_future()

@@ -77,12 +77,13 @@ def status(view: RunView, standing: JobStanding | None, now: float) -> dict[str,
 def _state(view: RunView, standing: JobStanding | None) -> str:
     if view.end is not None:
         return view.end.verdict
-    if standing is None:
-        return SILENT
-    known = [state for phase, state in _STATES.items() if phase == standing.phase]
-    if known == ["training"] and view.step == 0 and standing.step < 1:
-        return "begins"
-    return known[0] if known else standing.phase
+    return SILENT if standing is None else state_word(standing)
+
+
+def state_word(standing: JobStanding) -> str:
+    """What the job is doing, in a word."""
+    known: dict[str, str] = {str(phase): state for phase, state in _STATES.items()}
+    return known.get(standing.phase, standing.phase)
 
 
 def _nodes(view: RunView, roles: dict[str, NodeRole]) -> list[dict[str, Any]]:
