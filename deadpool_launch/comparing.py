@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deadpool_launch.follow import RunView
+from deadpool_launch.view import RunView
 
 #: Digests of nothing: an empty part, one without schedulers, an empty ``job.state``. Written out,
 #: since the runtime that makes them needs torch and the launcher does without.

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deadpool_launch.controller.roles import NodeRole
-from deadpool_launch.follow import RunView
+from deadpool_launch.view import RunView
 
 #: Lines for people below the tables.
 SHOWN_SAY_LINES = 6

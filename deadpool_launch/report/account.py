@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deadpool_launch.controller.roles import NodeRole
-from deadpool_launch.follow import IncidentView, RunView, StepView
+from deadpool_launch.view import IncidentView, RunView, StepView
 
 _US = 1_000_000
 

@@ -10,7 +10,6 @@ import click
 
 from deadpool_launch.errors import UsageError
 from deadpool_launch.exits import ExitCode
-from deadpool_launch.follow import RunView
 from deadpool_launch.journal import read
 from deadpool_launch.operators import (
     find_run,
@@ -20,6 +19,7 @@ from deadpool_launch.operators import (
 )
 from deadpool_launch.report.facts import document
 from deadpool_launch.report.page import page
+from deadpool_launch.view import RunView
 
 PAGE_NAME, FACTS_NAME = "report.html", "report.json"
 

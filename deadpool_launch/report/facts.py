@@ -8,10 +8,10 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
-from deadpool_launch.follow import IncidentView, RunView
 from deadpool_launch.report.account import AGAIN, CUT, RECOVERY, Account, account
 from deadpool_launch.report.words import phase_label
 from deadpool_launch.timeline import timeline
+from deadpool_launch.view import IncidentView, RunView
 
 #: Of the document's shape.
 VERSION = 1

@@ -15,7 +15,7 @@ from rich.live import Live
 
 from deadpool_launch.display import print_table
 from deadpool_launch.exits import ExitCode
-from deadpool_launch.follow import JournalTail, RunView
+from deadpool_launch.follow import JournalTail
 from deadpool_launch.operators import (
     find_run,
     require_journal,
@@ -24,6 +24,7 @@ from deadpool_launch.operators import (
 )
 from deadpool_launch.status.facts import status as status_of
 from deadpool_launch.status.screen import OTHER_LINES, screen
+from deadpool_launch.view import RunView
 
 #: Without a terminal: of a screen, and its rows of nodes.
 _WIDTH, _NODES = 80, 64

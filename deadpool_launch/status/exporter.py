@@ -17,8 +17,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from deadpool_launch.follow import JournalTail, RunView
+from deadpool_launch.follow import JournalTail
 from deadpool_launch.status.metrics import CONTENT_TYPE, exposition
+from deadpool_launch.view import RunView
 
 #: A connection that asks for nothing is closed after this; so many are served at once.
 _PATIENCE_S = 5.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from deadpool_launch.controller.roles import NodeRole
 from deadpool_launch.controller.states import Phase
-from deadpool_launch.follow import IncidentView, RankView, RunView
+from deadpool_launch.view import IncidentView, RankView, RunView
 from deadpool_runtime.protocol import JobStanding
 
 #: The launcher's phases in fewer words.

@@ -13,8 +13,8 @@ from math import inf, isinf, isnan
 from statistics import median
 
 from deadpool_launch.controller.roles import NodeRole
-from deadpool_launch.follow import RunView
 from deadpool_launch.status.facts import protection
+from deadpool_launch.view import RunView
 
 #: Of what ``exposition`` returns.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -9,13 +9,10 @@ from journals import record, swap, two_nodes_and_a_spare, view_of
 
 from deadpool_launch.comparing import NOTHING, compare_finals
 from deadpool_launch.controller.roles import NodeRole
-from deadpool_launch.follow import (
-    JournalTail,
-    RunView,
-    loss_curve,
-    steps_run_again,
-)
+from deadpool_launch.curves import loss_curve, steps_run_again
+from deadpool_launch.follow import JournalTail
 from deadpool_launch.journal import JOURNAL_NAME, Journal
+from deadpool_launch.view import RunView
 from deadpool_runtime.encoding import Digest, digest_of
 
 

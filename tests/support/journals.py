@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deadpool_launch.follow import RunView
 from deadpool_launch.journal import JOURNAL_NAME
+from deadpool_launch.view import RunView
 
 Records = list[dict[str, Any]]
 RECORDED = Path(__file__).parents[1] / "report" / "recorded"
