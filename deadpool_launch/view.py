@@ -203,7 +203,7 @@ class RunView:
             case "incident":
                 self._incident(record)
             case "fault":
-                self.faults.append(record)
+                self.faults.append({**record, "fault": str(record["fault"])})
             case "final":
                 self.finals[int(record["rank"])] = dict(record["parts"])
             case "event":

@@ -155,12 +155,17 @@ def _goodput(goodput: Facts) -> str:
     if not goodput["total_node_s"]:
         return ""
     productive = ("productive", "steps that count", goodput["productive_node_s"], goodput["share"])
-    losses = [(one["kind"], one["text"], one["node_s"], one["share"]) for one in goodput["losses"]]
-    rest = losses[_MOST_LOSSES:]
-    losses = losses[:_MOST_LOSSES]
+    by_size = sorted((one["node_s"] for one in goodput["losses"]), reverse=True)
+    least = by_size[_MOST_LOSSES - 1] if len(by_size) >= _MOST_LOSSES else 0.0
+    rest = [one for one in goodput["losses"] if one["node_s"] < least]
+    losses = [
+        (one["kind"], one["text"], one["node_s"], one["share"])
+        for one in goodput["losses"]
+        if one["node_s"] >= least
+    ]
     if rest:
-        text = f"{len(rest)} more losses"
-        losses.append(("other", text, sum(one[2] for one in rest), sum(one[3] for one in rest)))
+        node_s, share = (sum(one[key] for one in rest) for key in ("node_s", "share"))
+        losses.append(("other", f"{len(rest)} smaller losses", node_s, share))
     parts = [productive, *losses]
     rows = [
         (
@@ -176,7 +181,7 @@ def _goodput(goodput: Facts) -> str:
     return (
         "<h2>Where the time went</h2>"
         + _card(picture + _table(("", ">node time", ">share"), [*rows, total]))
-        + f'<p class="soft">{plural(goodput["nodes"], "node")}, each with all of the time.</p>'
+        + f'<p class="soft">All seconds of {plural(goodput["nodes"], "node")}.</p>'
     )
 
 

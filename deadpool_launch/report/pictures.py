@@ -20,6 +20,8 @@ _ROW, _ROW_NARROW = 24, 38
 _BAR = 12
 _AXIS = 26
 _LETTER = 6.6
+#: Of the time that a plot shows: so much of it lies before its first point.
+_MARGIN = 0.02
 
 
 def text_of(value: object) -> str:
@@ -98,16 +100,17 @@ class Curve:
 def curve_svg(
     curve: Curve, bands: Sequence[Band], until_s: float, width: int, height: int, name: str
 ) -> str:
-    """A curve over the job's time, with the incidents in it."""
+    """A curve over the job's time from its first point on, with the incidents in it."""
     points = curve.points
+    begin_s = max(0.0, points[0][0] - _MARGIN * (until_s - points[0][0])) if points else 0.0
     top_value = _top(points)
     labels = ticks(0.0, top_value, 4)
     left = 12 + _LETTER * max(len(_value_text(label, curve)) for label in labels)
     right, top, bottom = width - 10.0, 20.0, height - 24.0
-    span = until_s if until_s > 0 else 1.0
+    span = until_s - begin_s if until_s > begin_s else 1.0
 
     def x(at_s: float) -> float:
-        return left + min(1.0, max(0.0, at_s / span)) * (right - left)
+        return left + min(1.0, max(0.0, (at_s - begin_s) / span)) * (right - left)
 
     def y(value: float) -> float:
         return bottom - min(value, top_value) / top_value * (bottom - top)
@@ -116,10 +119,11 @@ def curve_svg(
     for label in labels:
         parts.append(_line(left, y(label), right, y(label), "grid"))
         parts.append(_text(left - 6, y(label) + 4, _value_text(label, curve), "axis", "end"))
-    unit, length = time_unit(span)
-    for tick in ticks(0.0, span / length, max(2, width // 110)):
+    unit, length = time_unit(until_s)
+    for tick in ticks(begin_s / length, (begin_s + span) / length, max(2, width // 110)):
         anchor = "end" if x(tick * length) > right - 16 else "middle"
-        parts.append(_text(x(tick * length), height - 6, f"{tick:g} {unit}", "axis", anchor))
+        label = f"{round(tick, 9):g} {unit}"
+        parts.append(_text(x(tick * length), height - 6, label, "axis", anchor))
     parts += _bands(bands, x, top, bottom)
     for run in _between(points, [band.start_s for band in bands]):
         parts += _run(run, curve, x, y)

@@ -23,7 +23,7 @@ p{margin:6px 0;overflow-wrap:anywhere}
 .badge{display:inline-block;border-radius:999px;padding:1px 11px;font-size:.86rem;font-weight:600;
 border:1px solid currentColor;white-space:nowrap}
 .good{color:var(--good)}.bad{color:var(--bad)}.warn{color:var(--warn)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(132px,1fr));gap:10px;margin:18px 0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(112px,1fr));gap:10px;margin:18px 0}
 .tile,.card{background:var(--card);border:1px solid var(--line);border-radius:10px;
 padding:12px 14px}
 .card{margin:0 0 14px}
@@ -63,7 +63,7 @@ svg text.bandlabel{fill:var(--bad);font-weight:600}
 .part.lost,.part.worn{fill:var(--p-lost);background:var(--p-lost)}
 .narrow{display:none}
 @media (max-width:640px){main{padding:16px 12px 36px}.wide{display:none}.narrow{display:block}
-.tiles{grid-template-columns:1fr 1fr}
+.tiles{grid-template-columns:1fr 1fr}.tile:last-child:nth-child(odd){grid-column:span 2}
 table.rows thead{display:none}table.rows tr{display:block;padding:7px 0;
 border-bottom:1px solid var(--line)}table.rows tr:last-child{border-bottom:0}
 table.rows td{display:block;border:0;padding:1px 0}}

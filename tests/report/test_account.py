@@ -140,7 +140,7 @@ _RECORDS = st.one_of(
     st.lists(_NODES, max_size=2, unique=True),
     st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_parts_add_up_to_the_total_whatever_the_journal_says(
     records: Records, places: int, unused: list[str], in_order: bool
 ) -> None:

@@ -164,7 +164,7 @@ _ANY: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_records_that_are_not_as_they_should_be_are_counted_and_cost_no_page(
     data: st.DataObject,
 ) -> None:
