@@ -29,9 +29,9 @@ PAGE_NAME, FACTS_NAME = "report.html", "report.json"
 @click.option(
     "--to",
     "folder",
-    type=click.Path(path_type=Path),
     metavar="DIR",
     help="Write both files there.  [default: the run directory]",
+    type=click.Path(path_type=Path),
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON; write no file.")
 def report(run: str | None, folder: Path | None, as_json: bool) -> int:

@@ -122,8 +122,8 @@ def curve_svg(
     unit, length = time_unit(until_s)
     for tick in ticks(begin_s / length, (begin_s + span) / length, max(2, width // 110)):
         anchor = "end" if x(tick * length) > right - 16 else "middle"
-        label = f"{round(tick, 9):g} {unit}"
-        parts.append(_text(x(tick * length), height - 6, label, "axis", anchor))
+        moment = f"{round(tick, 9):g} {unit}"
+        parts.append(_text(x(tick * length), height - 6, moment, "axis", anchor))
     parts += _bands(bands, x, top, bottom)
     for run in _between(points, [band.start_s for band in bands]):
         parts += _run(run, curve, x, y)

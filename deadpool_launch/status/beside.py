@@ -17,7 +17,6 @@ from deadpool_launch.journal import Journal
 #: Where figures are served if no host is named.
 LOOPBACK = "127.0.0.1"
 _MOST_PORT = 65535
-_END_S = 5.0
 
 
 def read_address(text: str) -> tuple[str, int]:
@@ -64,7 +63,6 @@ async def _serve(address: tuple[str, int], run_dir: Path, journal: Journal) -> N
     except OSError as error:
         journal.say(f"no figures are served: {error.strerror}")
         return
-    assert process.stdin is not None
     assert process.stdout is not None
     try:
         said = (await process.stdout.readline()).decode("utf-8", "replace").strip()
@@ -77,12 +75,7 @@ async def _serve(address: tuple[str, int], run_dir: Path, journal: Journal) -> N
         if word == "at":
             journal.say(f"figures are served no more (exit code {code}); the job goes on")
     finally:
-        with contextlib.suppress(ProcessLookupError, OSError):
-            process.stdin.close()
-        try:
-            async with asyncio.timeout(_END_S):
-                await process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        # It has nothing to end in order.
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

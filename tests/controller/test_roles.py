@@ -47,10 +47,7 @@ def test_spare_becomes_active_where_a_node_is_lost() -> None:
 def test_drained_node_is_no_lost_one_even_when_its_agent_has_left() -> None:
     job = _looked(spares=("n3", "n4"))
     job.train_to(20)
-    job.drain("n2")
-    job.holding(job.everyone, 20)
-    job.at_boundary(job.everyone, 20)
-    job.parked(job.everyone)
+    job.at_the_end_of(20, "n2")
     assert _roles(job)["n2"] == "drained"
     job.ranks_up([2, 3])
     job.parked([2, 3])
