@@ -39,6 +39,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 JOURNAL_NAME = "journal.jsonl"
 LOG_NAME = "deadpool.log"
 _LONGEST_LINE_NBYTES = 64 << 20
@@ -129,7 +131,11 @@ def read(run_dir: Path) -> Iterator[dict[str, Any]]:
 def record_of(line: bytes) -> dict[str, Any] | None:
     """The record that a whole line is; None if it is none."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+        record = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        try:
+            # A loss that is no number is written as no JSON has it.
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
     return record if isinstance(record, dict) else None

@@ -224,16 +224,21 @@ class RunView:
 
     @property
     def step(self) -> int:
-        """The newest step that every rank has completed; 0 before the first."""
-        if not self.ranks:
-            return 0
-        return min(rank.step or 0 for rank in self.ranks.values())
+        """The newest step that every rank which takes part has completed; 0 before the first."""
+        return min((rank.step or 0 for rank in self.present), default=0)
+
+    @property
+    def present(self) -> list[RankView]:
+        """The ranks whose nodes have a part in the job; all of them where no node has."""
+        ranks = list(self.ranks.values())
+        there = [rank for rank in ranks if self.nodes.get(rank.node) is NodeRole.ACTIVE]
+        return there or ranks
 
     @property
     def loss(self) -> float | None:
         """The mean over the ranks at ``step``, which some of them have left behind already."""
         step = self.step
-        losses = [loss for rank in self.ranks.values() if (loss := rank.loss_at(step)) is not None]
+        losses = [loss for rank in self.present if (loss := rank.loss_at(step)) is not None]
         return sum(losses) / len(losses) if losses else None
 
     @property

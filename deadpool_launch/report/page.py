@@ -138,7 +138,7 @@ def _tiles(facts: Facts) -> str:
         _tile(f"{steps['completed']:,}", "steps completed on every rank"),
     ]
     if steps["median_s"] is not None:
-        tiles.append(_tile(span_text(steps["median_s"]), "a step, in the middle"))
+        tiles.append(_tile(span_text(steps["median_s"]), "a step (median)"))
     tiles += [
         _tile(f"{len(incidents)}", "incident" if len(incidents) == 1 else "incidents"),
         _tile(f"{steps['run_again']:,}", "completed steps run again"),
@@ -208,8 +208,8 @@ def _steps(facts: Facts) -> str:
     points = [(point[0], point[2], point[3], point[4]) for point in series]
     steps = facts["steps"]
     text = (
-        f"{plural(steps['runs'], 'run')} of steps: {span_text(steps['median_s'])} in the middle, "
-        f"{span_text(steps['p95_s'])} for all but the slowest twentieth, "
+        f"{plural(steps['runs'], 'run')} of steps, on the slowest rank of each: median "
+        f"{span_text(steps['median_s'])}, {span_text(steps['p95_s'])} or less for 95 % of them, "
         f"{span_text(steps['max_s'])} at most."
     )
     marked = " Incidents are marked with their numbers." if facts["incidents"] else ""
@@ -284,7 +284,7 @@ def _protection(facts: Facts, zone: tzinfo | None) -> str:
         lines.append(_plot(facts, curve, 150, "steps that the oldest replica was behind"))
         lines.append(
             '<p class="soft">Steps that the oldest replica of any rank was behind when a step was '
-            f"complete: {protection['lag_steps_median']:g} in the middle, "
+            f"complete: median {protection['lag_steps_median']:g}, "
             f"{protection['lag_steps_max']} at most.</p>"
         )
     else:
@@ -344,16 +344,18 @@ def _node_row(node: Facts) -> tuple[str, str, str]:
     ranks = f", {ranks_text(node['ranks'])}" if node["ranks"] and node["role"] == "active" else ""
     now = node["role"] + ranks
     was = node["planned_as"]
-    changes = [
-        f"{change['role']} after {span_text(change['since_start_s'])}" for change in node["changes"]
-    ]
+    steps, before = [was], was
+    for change in node["changes"]:
+        if change["role"] != before:
+            before = change["role"]
+            steps.append(f"{before} after {span_text(change['since_start_s'])}")
     mood = {"active": "good", "spare": "good", "lost": "bad", "worn": "bad"}.get(
         node["role"], "warn"
     )
     verdict = f'<span class="badge {mood}">{text_of(now)}</span>'
     if node["why"]:
         verdict += f" {text_of(node['why'])}"
-    verdict += f'<br><span class="soft">{text_of(" → ".join([was, *_once(changes)]))}</span>'
+    verdict += f'<br><span class="soft">{text_of(" → ".join(steps))}</span>'
     if node["lasting"]:
         verdict += '<br><span class="bad">its fault lasts</span>'
     evidence = "".join(
@@ -362,11 +364,6 @@ def _node_row(node: Facts) -> tuple[str, str, str]:
         for one in node["evidence"]
     )
     return f"<b>{text_of(node['node'])}</b>", verdict, f"<ul>{evidence}</ul>" if evidence else ""
-
-
-def _once(changes: Sequence[str]) -> list[str]:
-    """Without what is said twice in a row (a loss, and then why)."""
-    return [text for before, text in zip(["", *changes], changes, strict=False) if text != before]
 
 
 def _launchers(facts: Facts) -> str:

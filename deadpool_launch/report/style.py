@@ -2,13 +2,13 @@
 
 STYLE = """
 :root{color-scheme:light dark;--paper:#fbfbf9;--card:#fff;--ink:#1d2329;--soft:#5b6670;
---line:#dfe3e6;--good:#1a7f5a;--bad:#c0352b;--warn:#b26a00;--blue:#2b6cb0;--shade:#2b6cb033;
+--line:#dfe3e6;--good:#1a7f5a;--bad:#c0352b;--warn:#b26a00;--blue:#2b6cb0;--shade:#2b6cb066;
 --band:#c0352b2e;--p-productive:#2f9e73;--p-recovery:#c0352b;--p-cut:#d9776e;--p-again:#e7aaa4;
 --p-copies:#e0a030;--p-between:#6f9fd0;--p-start:#8d99a5;--p-end:#aab4bd;--p-spare:#c9d6e6;
 --p-lost:#7c2a24;--p-other:#d5d9dc}
 @media (prefers-color-scheme:dark){:root{--paper:#14181c;--card:#1c2227;--ink:#e6eaed;
 --soft:#9aa7b2;--line:#333c44;--good:#4cc795;--bad:#f0776c;--warn:#e0a030;--blue:#6fb0ee;
---shade:#6fb0ee33;--band:#f0776c38;--p-productive:#3fae82;--p-recovery:#e2594d;--p-cut:#c4655c;
+--shade:#6fb0ee66;--band:#f0776c38;--p-productive:#3fae82;--p-recovery:#e2594d;--p-cut:#c4655c;
 --p-again:#8d4d48;--p-copies:#c98c22;--p-between:#4f81b5;--p-start:#6a7681;--p-end:#525d67;
 --p-spare:#3b4d61;--p-lost:#a8483f;--p-other:#3a4249}}
 *{box-sizing:border-box}
@@ -34,6 +34,7 @@ th{text-align:left;font-weight:600;color:var(--soft);font-size:.84rem}
 td,th{padding:5px 10px 5px 0;border-bottom:1px solid var(--line);vertical-align:top;
 overflow-wrap:anywhere}
 tr:last-child td{border-bottom:0}
+table.rows td:first-child{white-space:nowrap}
 td.n,th.n{text-align:right;white-space:nowrap}
 code{font:.88em/1.4 ui-monospace,SFMono-Regular,Menlo,"DejaVu Sans Mono",monospace;
 background:var(--paper);border:1px solid var(--line);border-radius:5px;padding:1px 6px;

@@ -29,7 +29,11 @@ def span_text(seconds: float) -> str:
         return "?"
     sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
     if seconds < 0.0995:
-        return f"{sign}{seconds * 1000:.3g} ms" if seconds >= 5e-5 else "0 s"
+        return (
+            f"{sign}{seconds * 1000:.{3 if seconds >= 1e-3 else 2}g} ms"
+            if seconds >= 5e-5
+            else "0 s"
+        )
     if seconds < 59.95:
         return f"{sign}{seconds:.2f} s" if seconds < 9.995 else f"{sign}{seconds:.1f} s"
     whole = round(seconds)

@@ -33,7 +33,7 @@ def status(view: RunView, standing: JobStanding | None, now: float) -> dict[str,
     if end is not None:
         standing = None
     until = view.newest_at if end is not None else max(now, view.newest_at)
-    ranks = [rank for _, rank in sorted(view.ranks.items())]
+    ranks = view.present
     roles = dict(view.nodes)
     if standing is not None:
         roles.update({node: NodeRole(role) for node, role in standing.nodes.items()})
@@ -112,7 +112,7 @@ def _nodes(view: RunView, roles: dict[str, NodeRole]) -> list[dict[str, Any]]:
 
 def protection(view: RunView, standing: JobStanding | None) -> dict[str, Any]:
     """Whether every rank could be lost now, and what the copies cost."""
-    ranks = [rank for rank in view.ranks.values() if rank.step is not None]
+    ranks = [rank for rank in view.present if rank.step is not None]
     behind = [
         (rank.step or 0) - rank.confirmed
         for rank in ranks

@@ -77,7 +77,7 @@ def exposition(view: RunView) -> str:
 
 
 def _samples(view: RunView) -> Iterator[tuple[str, Labels, float]]:
-    job, ranks = view.job, list(view.ranks.values())
+    job, ranks = view.job, view.present
     about = {key: str(job.get(key, "")) for key in ("job_id", "script", "site", "version")}
     yield "deadpool_info", about, 1
     if view.started_at is not None:
