@@ -25,7 +25,7 @@ PAGE_NAME, FACTS_NAME = "report.html", "report.json"
 
 
 @click.command()
-@click.argument("run", metavar="RUN_DIR|JOBID", required=False)
+@click.argument("run", metavar="[RUN_DIR|JOBID]", required=False)
 @click.option(
     "--to",
     "folder",

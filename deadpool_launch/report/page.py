@@ -152,7 +152,8 @@ def _warn(count: int) -> str:
 
 
 def _goodput(goodput: Facts) -> str:
-    if not goodput["total_node_s"]:
+    total_s = goodput["total_node_s"]
+    if not total_s:
         return ""
     productive = ("productive", "steps that count", goodput["productive_node_s"], goodput["share"])
     by_size = sorted((one["node_s"] for one in goodput["losses"]), reverse=True)
@@ -170,12 +171,12 @@ def _goodput(goodput: Facts) -> str:
     rows = [
         (
             f'<span class="key part {kind}"></span>{text_of(text)}',
-            text_of(node_time_text(node_s)),
+            text_of(node_time_text(node_s, total_s)),
             text_of(share_text(share)),
         )
         for kind, text, node_s, share in parts
     ]
-    total = ("<b>all of it</b>", f"<b>{node_time_text(goodput['total_node_s'])}</b>", "100 %")
+    total = ("<b>all of it</b>", f"<b>{node_time_text(total_s)}</b>", "100 %")
     shares = [(kind, share, f"{text}: {share_text(share)}") for kind, text, _, share in parts]
     picture = _both(lambda width: bar_svg(shares, width, "shares of the nodes' time"))
     return (

@@ -27,7 +27,7 @@ border:1px solid currentColor;white-space:nowrap}
 .tile,.card{background:var(--card);border:1px solid var(--line);border-radius:10px;
 padding:12px 14px}
 .card{margin:0 0 14px}
-.tile b{display:block;font-size:1.32rem;line-height:1.25;font-variant-numeric:tabular-nums}
+.tile b{display:block;font-size:1.22rem;line-height:1.25;font-variant-numeric:tabular-nums}
 .tile span{color:var(--soft);font-size:.84rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th{text-align:left;font-weight:600;color:var(--soft);font-size:.84rem}

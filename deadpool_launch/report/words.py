@@ -56,9 +56,11 @@ def share_text(share: float) -> str:
     return f"{percent:.1f} %" if percent < 100 else "100 %"
 
 
-def node_time_text(node_s: float) -> str:
-    """Seconds of nodes in one unit that can be compared by the eye: ``1.25 node-h``."""
-    if node_s < 600:
+def node_time_text(node_s: float, of_s: float | None = None) -> str:
+    """Seconds of nodes: ``12.3 node-s``, ``1.25 node-h``; in the unit that ``of_s`` would have, so
+    that parts of it can be compared by the eye.
+    """
+    if (node_s if of_s is None else of_s) < 600:
         return f"{node_s:.1f} node-s"
     return f"{node_s / 3600:,.2f} node-h"
 

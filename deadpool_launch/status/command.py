@@ -32,7 +32,7 @@ _EVERY_S = 2.0
 
 
 @click.command()
-@click.argument("run", metavar="RUN_DIR|JOBID", required=False)
+@click.argument("run", metavar="[RUN_DIR|JOBID]", required=False)
 @click.option("--watch", is_flag=True, help="Show it again every 2 s until the job ends.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object; with --watch one a line.")
 def status(run: str | None, watch: bool, as_json: bool) -> int:

@@ -17,7 +17,7 @@ _EVERY_S = 0.5
 
 
 @click.command()
-@click.argument("run", metavar="RUN_DIR|JOBID", required=False)
+@click.argument("run", metavar="[RUN_DIR|JOBID]", required=False)
 @click.option(
     "--kind",
     "kinds",
