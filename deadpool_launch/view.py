@@ -153,6 +153,7 @@ class RunView:
         #: Steps that some rank began without a replica of the step before, and the newest such.
         self.unprotected = 0
         self._unprotected_step = -1
+        self._aside: set[int] = set()
         #: Nodes whose agents can start ranks at once.
         self.ready: set[str] = set()
         self.ranks: dict[int, RankView] = {}
@@ -229,10 +230,8 @@ class RunView:
 
     @property
     def present(self) -> list[RankView]:
-        """The ranks whose nodes have a part in the job; all of them where no node has."""
-        ranks = list(self.ranks.values())
-        there = [rank for rank in ranks if self.nodes.get(rank.node) is NodeRole.ACTIVE]
-        return there or ranks
+        """The ranks that take part: all but those which an incident left without a node."""
+        return [rank for rank in self.ranks.values() if rank.rank not in self._aside]
 
     @property
     def loss(self) -> float | None:
@@ -272,6 +271,7 @@ class RunView:
             rank.step, rank.processes = before.step, before.processes + 1
             rank.losses = before.losses
         self.ranks[number] = rank
+        self._aside.discard(number)
         if self.nodes.get(node) is not NodeRole.ACTIVE:
             self._becomes(float(record["at"]), node, Part(NodeRole.ACTIVE))
 
@@ -319,6 +319,12 @@ class RunView:
             replayed, rung = record.get("replayed_steps"), record.get("rung")
             incident.replayed_steps = None if replayed is None else int(replayed)
             incident.rung = None if rung is None else int(rung)
+            if incident.verdict != "stopped":
+                self._aside = {
+                    rank.rank
+                    for rank in self.ranks.values()
+                    if self.nodes.get(rank.node) is not NodeRole.ACTIVE
+                }
 
     def _event(self, at: float, record: Record) -> None:
         name = record.get("name")

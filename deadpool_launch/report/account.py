@@ -217,12 +217,9 @@ def _back_at(incident: IncidentView, begins: list[int], until: int) -> int:
 # ---------------------------------------------------------------- what a place does in training
 
 
-@dataclass(frozen=True, slots=True)
-class _Interval:
-    start: int
-    stop: int
-    blocked: int
-    cell: Cell
+#: From, until, how much of it copies held up, and the incident after which it was run again; None:
+#: it counts, 0: it was run again without one. A journal has very many of them.
+_Interval = tuple[int, int, int, int | None]
 
 
 def _intervals(
@@ -238,10 +235,9 @@ def _intervals(
         stop = _us(step.at)
         start = stop - _us(step.duration_s)
         if before:
-            start = max(start, before[-1].stop)
+            start = max(start, before[-1][1])
         if start < stop:
-            cell = Cell(PRODUCTIVE) if again is None else Cell(AGAIN, again or None)
-            before.append(_Interval(start, stop, _us(step.blocked_s), cell))
+            before.append((start, stop, _us(step.blocked_s), again))
     return found
 
 
@@ -267,21 +263,29 @@ def _with_fate(view: RunView) -> list[tuple[StepView, int | None]]:
 
 def _train(windows: list[Span], intervals: list[_Interval], cells: dict[Cell, int]) -> None:
     """Add what one place did while the job trained."""
-    first = 0
+    first = between = copies = productive = 0
     for start, stop, training in windows:
         at = start
-        while first < len(intervals) and intervals[first].stop <= start:
+        while first < len(intervals) and intervals[first][1] <= start:
             first += 1
-        for interval in intervals[first:]:
-            if interval.start >= stop:
+        for index in range(first, len(intervals)):
+            begun, ended, blocked, again = intervals[index]
+            if begun >= stop:
                 break
-            a, b = max(interval.start, at), min(interval.stop, stop)
+            a, b = max(begun, at), min(ended, stop)
             if a >= b:
                 continue
-            cells[Cell(BETWEEN)] += a - at
-            blocked = min(interval.blocked, b - a) if interval.cell.kind == PRODUCTIVE else 0
-            cells[Cell(COPIES)] += blocked
-            cells[interval.cell] += b - a - blocked
+            between += a - at
+            if again is None:
+                blocked = min(blocked, b - a)
+                copies += blocked
+                productive += b - a - blocked
+            else:
+                cells[Cell(AGAIN, again or None)] += b - a
             at = b
-        cut_by = training.incident
-        cells[Cell(BETWEEN) if cut_by is None else Cell(CUT, cut_by)] += stop - at
+        if training.incident is None:
+            between += stop - at
+        else:
+            cells[Cell(CUT, training.incident)] += stop - at
+    for kind, us in ((BETWEEN, between), (COPIES, copies), (PRODUCTIVE, productive)):
+        cells[Cell(kind)] += us

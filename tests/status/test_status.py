@@ -91,6 +91,23 @@ def test_without_the_launcher_the_journal_says_whether_replicas_are_whole() -> N
     assert status(view_of(records), None, NOW)["protection"]["state"] == "whole"
 
 
+def test_ranks_that_were_left_without_a_node_hold_up_no_figure() -> None:
+    records = [
+        *_trained(),
+        record(7.0, "event", name="AgentLost", node="b", evidence="gone", evidence_kind="seen"),
+        record(7.0, "incident", number=1, phase="opened", detail="b lost"),
+    ]
+    assert status(view_of(records), None, NOW)["step"] == 3
+    records += [
+        record(8.0, "incident", number=1, phase="closed", verdict="shrunk", detail="x"),
+        step(9.0, 0, 4, 1.0) | {"confirmed": 4},
+    ]
+    facts = status(view_of(records), None, NOW)
+    assert (facts["step"], facts["protection"]["lag_steps"]) == (4, 0)
+    records.append(record(9.5, "rank", rank=1, node="c", pid=9, epoch=3))
+    assert status(view_of(records), None, NOW)["step"] == 3
+
+
 def test_ranks_that_take_no_part_are_counted() -> None:
     nodes = {"a": "active", "b": "aside", "c": "lost"}
     facts = status(view_of(_trained()), _standing(ranks=1, nodes=nodes), NOW)
