@@ -79,3 +79,12 @@ def test_standing_is_that_of_the_slowest_rank() -> None:
     job.agent_lost("n2")
     told = standing(job.state, 1)
     assert (told.phase, told.bare, told.incident) == ("gathering", True, 1)
+
+
+def test_spares_that_are_lost_or_drained_are_spares_no_more() -> None:
+    job = _looked(spares=("n3", "n4", "n5"))
+    job.train_to(20)
+    job.agent_lost("n3")
+    job.drain("n4")
+    roles = {"n1": "active", "n2": "active", "n3": "lost", "n4": "drained", "n5": "spare"}
+    assert _roles(job) == roles
