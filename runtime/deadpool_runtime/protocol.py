@@ -265,6 +265,7 @@ class StepDone(Message, frozen=True):
     ``duration_s``: wall time of the step's body; ``blocked_s``: of it, time the runtime held the
     training thread back. ``loss``: what the script reported, if anything. ``unprotected``: how
     many steps of this process went on without a confirmed replica of the step before.
+    ``confirmed``: the newest step of which it has a confirmed replica; -1 before the first.
     """
 
     epoch: int
@@ -273,6 +274,7 @@ class StepDone(Message, frozen=True):
     blocked_s: float
     loss: float | None
     unprotected: int
+    confirmed: int = -1
 
 
 class Snapshotted(Message, frozen=True):
@@ -932,8 +934,12 @@ class DrainNode(Message, frozen=True):
     reason: str
 
 
+class AskStanding(Message, frozen=True):
+    """Say how the job stands; answered by ``JobStanding``."""
+
+
 #: What an operator may ask. Each has one answer.
-Question = DrainNode
+Question = DrainNode | AskStanding
 
 
 class Request(Message, frozen=True):
@@ -958,7 +964,24 @@ class Denied(Message, frozen=True):
     mistaken: bool = False
 
 
-Answer = Done | Denied
+class JobStanding(Message, frozen=True):
+    """How the job stands. ``phase``: what the whole job is doing, in the launcher's word for it;
+    ``step``: the newest that every rank has completed; ``nodes``: what each node is to the job;
+    ``ranks``: how many take part; ``bare``: not every rank has a replica after an incident;
+    ``incident``: the open one's number.
+    """
+
+    phase: str
+    term: int
+    epoch: int
+    step: int
+    nodes: dict[str, str]
+    ranks: int
+    bare: bool
+    incident: int | None
+
+
+Answer = Done | Denied | JobStanding
 
 
 class Reply(Message, frozen=True):

@@ -298,6 +298,7 @@ class ProtectedJob(Job):
                 blocked_s=self._guard.blocked_s + self._copying_s + sealing_s,
                 loss=step.loss if step is not None else None,
                 unprotected=self._guard.unprotected,
+                confirmed=self._control.confirmed,
             )
         )
         return fetched
