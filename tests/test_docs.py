@@ -57,6 +57,20 @@ SHOWN_BY = {
     "deadpool version": (
         "tests/launch/test_cli.py::test_deadpool_version_names_what_a_job_depends_on"
     ),
+    "deadpool sites": (
+        "tests/launch/test_sites.py::test_command_shows_values_origins_and_what_is_not_known"
+    ),
+    "deadpool sites --check": "tests/launch/test_sites.py::test_command_checks_a_file",
+    "deadpool status": "tests/status/test_commands.py::test_status_of_a_killed_job_is_one_screen",
+    "deadpool events": "tests/status/test_commands.py::test_events_are_narrowed_down",
+    "deadpool report": (
+        "tests/status/test_commands.py"
+        "::test_report_is_written_beside_the_journal_or_where_it_is_asked_for"
+    ),
+    "deadpool plan": (
+        "tests/whatif/test_commands.py::test_a_plan_names_memory_bytes_spares_and_goodput"
+    ),
+    "deadpool simulate": "tests/whatif/test_commands.py::test_a_picture_is_drawn",
     "pip install": "tests/test_packaging.py::test_both_console_scripts_are_installed",
     ". .venv/bin/activate": "tests/test_packaging.py::test_both_console_scripts_are_installed",
     "sbatch": (
@@ -140,8 +154,10 @@ def test_no_entry_is_for_a_command_that_no_page_has() -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The working directory that the pages' commands count on, outside any allocation."""
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
+    for name in [name for name in os.environ if name.startswith(("SLURM", "SBATCH", "DEADPOOL"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.chdir(tmp_path)
     for name in ("train.py", "LOG", "FILE"):
         Path(name).touch()
@@ -165,10 +181,42 @@ def test_options_exist_and_whole_commands_are_understood() -> None:
                 pytest.fail(f"{command.where}: {error.format_message()}")
 
 
+def _launches(*, submitted: bool) -> list[Command]:
+    """Launches that can be copied: those for a login node, or those for inside of a job."""
+    return [
+        one
+        for one in COMMANDS
+        if one.whole
+        and one.words[0] == cli.PROGRAM
+        and submitted == ("--nodes" in one.words and "local" not in one.words)
+    ]
+
+
+@pytest.mark.usefixtures("folder")
+def test_jobs_can_be_submitted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as their batch scripts, on a cluster that no file describes."""
+    monkeypatch.setattr(cli, "cluster_name", lambda: None)
+    launches = _launches(submitted=True)
+    assert len(launches) >= 3
+    for command in launches:
+        words = command.words[1:]
+        code = cli.run(["--print-script", *words])
+        script, wrong = capsys.readouterr()
+        assert code == ExitCode.OK, f"{command.where}: {wrong}"
+        options = parse.sbatch_options(script)
+        active, spares = (int(words[words.index(name) + 1]) for name in ("--nodes", "--spares"))
+        assert f"--nodes={active + spares}" in options, command.where
+        assert ("--dependency=singleton" in options) == ("--chain" in words), command.where
+        assert parse.asks_no_kill(options), command.where
+        assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0, script
+
+
 @pytest.mark.usefixtures("folder")
 def test_launches_can_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
     """With --dry-run, on three nodes of this machine where Slurm would give some."""
-    launches = [one for one in COMMANDS if one.whole and one.words[0] == cli.PROGRAM]
+    launches = _launches(submitted=False)
     assert len(launches) >= 4
     for command in launches:
         words = [word for word in command.words[1:] if word != "--requeue-before-limit"]
