@@ -84,6 +84,7 @@ def test_note_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
 def test_job_after_the_chains_end_does_nothing(tmp_path: Path) -> None:
     run_dir, second = tmp_path / "run", tmp_path / "second"
     chain = ("--checkpoint-dir", tmp_path / "c", "--checkpoint-every", 2, "--chain-name", "train-1")
+    chain += ("--agent-start-timeout", 300)
     steps = ("--", "--steps", "3")
     done = local_run.run(run_dir, "--nodes", 1, *chain, *steps)
     assert done.returncode == 0, explain(done, run_dir)
