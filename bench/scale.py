@@ -126,6 +126,9 @@ class ScriptedBackend:
 
     def cancel_waiting(self, name: str) -> None: ...
 
+    def comment(self, text: str) -> None:
+        pass
+
     def leave(self) -> None:
         pass
 

@@ -31,6 +31,7 @@ from deadpool_launch.policy.schema import BY_NAME, KEYS
 from deadpool_launch.sites import files
 from deadpool_launch.sites.cluster import cluster_name
 from deadpool_launch.sites.merge import Settled
+from deadpool_launch.status.beside import read_address
 from deadpool_launch.submit.flags import PARAMETERS, submission_options
 from deadpool_launch.submit.run import submit, submits
 from deadpool_launch.version import deadpool_version
@@ -233,6 +234,17 @@ class _GroupedCommand(ScriptCommand):
     help="Rules (YAML) that tell kinds of faults apart, tried before the packaged ones.",
 )
 @click.option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    help="Serve figures for Prometheus there; without HOST for this machine only.  "
+    "[default: nowhere]",
+)
+@click.option(
+    "--job-comment",
+    is_flag=True,
+    help="Have the job's comment in Slurm say how it stands (squeue -o %k).",
+)
+@click.option(
     "--record-final-state", is_flag=True, help="Write digests of every rank's last state."
 )
 @click.option(
@@ -321,6 +333,8 @@ def to_options(
         assume_no_kill=given["assume_no_kill"],
         ignore_preflight=given["ignore_preflight"],
         record_final_state=given["record_final_state"],
+        job_comment=given["job_comment"],
+        metrics=None if given["metrics"] is None else read_address(given["metrics"]),
         requeue=given["requeue_before_limit"],
         checkpoint_name=given["checkpoint_name"] or given["chain_name"],
         faults=tuple(parse_fault(text) for text in given["faults"]),

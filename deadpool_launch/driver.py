@@ -54,6 +54,8 @@ from deadpool_launch.prepare import (
     settle_spares,
 )
 from deadpool_launch.statelog import STATE_NAME, StateLog
+from deadpool_launch.status.beside import figures_served
+from deadpool_launch.status.comment import comment_kept, comment_of
 from deadpool_runtime import protocol
 
 #: Heartbeats a node may miss before it counts as lost.
@@ -124,7 +126,7 @@ async def _launch(options: LaunchOptions) -> int:
         port = listening.getsockname()[1]
         channel.write_address(run_dir, prepared.allocation.launcher_host, port)
         supervisor.keep(str(run_dir), listening)
-        code = await to_the_end(driver, driver.run(), journal)
+        code = await to_the_end(driver, driver.run(), journal, given, backend)
         await requeue(options, driver, backend, journal)
         return code
     finally:
@@ -133,17 +135,31 @@ async def _launch(options: LaunchOptions) -> int:
         channel.forget(run_dir)
 
 
-async def to_the_end(driver: JobDriver, running: Awaitable[int], journal: Journal) -> int:
+async def to_the_end(
+    driver: JobDriver,
+    running: Awaitable[int],
+    journal: Journal,
+    given: Given,
+    backend: SlurmBackend | LocalBackend,
+) -> int:
     """Run the job, told by signals when to stop; returns the exit code.
 
     A defect is left to the supervisor, if there is one, which starts the launcher again; the agents
     and all else that was started must outlive this process then.
     """
+
+    def standing() -> str:
+        return comment_of(driver.standing(), driver.finish)
+
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         loop.add_signal_handler(signum, driver.request_stop, signum)
     try:
-        code = await running
+        async with (
+            figures_served(given.options.metrics, Path(given.run_dir), journal),
+            comment_kept(given.options.job_comment, standing, backend, journal),
+        ):
+            code = await running
     except Exception as error:
         if supervisor.supervised():
             traceback.print_exception(error)

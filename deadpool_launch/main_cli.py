@@ -27,10 +27,35 @@ _ELSEWHERE: Mapping[str, tuple[str, str, str]] = {
         "drain",
         "Move the ranks of a node of a running job to a spare, at the end of a step.",
     ),
+    "status": (
+        "deadpool_launch.status.command",
+        "status",
+        "Show how a job stands: nodes, ranks, step, copies, the last incident.",
+    ),
+    "events": (
+        "deadpool_launch.status.events",
+        "events",
+        "Show what was noticed and decided, line by line.",
+    ),
+    "report": (
+        "deadpool_launch.report.command",
+        "report",
+        "Write a page about a job: goodput, incidents, nodes.",
+    ),
     "classify": (
         "deadpool_launch.classify.command",
         "classify",
         "Find the first root error in a log and say which kind of fault it is.",
+    ),
+    "plan": (
+        "deadpool_launch.whatif.plan",
+        "plan",
+        "What a job needs and what to ask Slurm for: memory, spares, expected goodput.",
+    ),
+    "simulate": (
+        "deadpool_launch.whatif.simulate",
+        "simulate",
+        "What faults would cost a job under each way to live with them.",
     ),
     "policy": (
         "deadpool_launch.policy.commands",

@@ -178,6 +178,10 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     rules: str | None = None
     #: Write a digest of every rank's state after the last step.
     record_final_state: bool = False
+    #: The job's comment in Slurm says how it stands.
+    job_comment: bool = False
+    #: Host and port at which figures for Prometheus are served; None: nowhere.
+    metrics: tuple[str, int] | None = None
     #: Faults to bring about (rehearsals only).
     faults: tuple[Fault, ...] = ()
     #: Show what would be started, start nothing.
@@ -262,6 +266,8 @@ def _check(options: LaunchOptions) -> None:
     _check_checkpoints(options)
     if options.requeue and options.site == "local":
         raise UsageError("--requeue-before-limit: there is no queue with --site local")
+    if options.job_comment and options.site == "local":
+        raise UsageError("--job-comment: there is no job in Slurm with --site local")
     _at_least("--nodes", options.nodes, 1)
     _at_least("--spares", options.spares, 0)
     if options.site == "local":

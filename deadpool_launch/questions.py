@@ -14,18 +14,20 @@ from deadpool_runtime import protocol
 
 
 class Questions:
-    """``emit``: puts an event before the controller. ``clock``: that of its events. ``host``: the
-    launcher's own node, if it is one of the job's.
+    """``emit``: puts an event before the controller. ``clock``: that of its events. ``standing``:
+    how the job stands. ``host``: the launcher's own node, if it is one of the job's.
     """
 
     def __init__(
         self,
         emit: Callable[[events.Event], None],
         clock: Callable[[], float],
+        standing: Callable[[], protocol.JobStanding],
         host: str | None,
     ) -> None:
         self._emit = emit
         self._clock = clock
+        self._standing = standing
         self._host = host
         #: By the number of the request: who waits for its answer.
         self._waiting: dict[int, asyncio.Future[protocol.Answer]] = {}
@@ -36,6 +38,8 @@ class Questions:
         """Ask the controller, in its turn."""
         if self._refusal is not None:
             return self._refusal
+        if isinstance(question, protocol.AskStanding):
+            return self._standing()
         self._requests += 1
         number = self._requests
         self._waiting[number] = asyncio.get_running_loop().create_future()

@@ -127,6 +127,12 @@ class Backend(Protocol):
         Blocks. Raises ``SiteError``.
         """
 
+    def comment(self, text: str) -> None:
+        """Put a comment on the job, where the site shows it; nothing where there is no such place.
+
+        Blocks. Raises ``SiteError``.
+        """
+
     def leave(self) -> None:
         """Let what was started go on: another launcher has it."""
 

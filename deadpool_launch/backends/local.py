@@ -150,6 +150,9 @@ class LocalBackend:
     def cancel_waiting(self, name: str) -> None:
         """There is no queue."""
 
+    def comment(self, text: str) -> None:
+        """There is no place for it."""
+
     def leave(self) -> None:
         """Let what was started go on."""
         self._agents.clear()

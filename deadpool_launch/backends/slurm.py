@@ -216,6 +216,13 @@ class SlurmBackend:
         except SlurmError as error:
             raise SiteError(str(error)) from error
 
+    def comment(self, text: str) -> None:
+        """The job's ``Comment``, as ``squeue -o %k`` shows it."""
+        try:
+            self.client.comment(self._found().job_id, text)
+        except SlurmError as error:
+            raise SiteError(str(error)) from error
+
     def leave(self) -> None:
         """Let what was started go on."""
         self._agents.clear()

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from operator import is_
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -24,9 +25,10 @@ from deadpool_launch import checkpoints, faults
 from deadpool_launch.agents import AgentServer
 from deadpool_launch.backends.base import AgentHandle, Backend
 from deadpool_launch.backends.local import LocalBackend
-from deadpool_launch.controller import core, events, mail, persist, takeover
+from deadpool_launch.controller import core, events, mail, persist, roles, takeover
 from deadpool_launch.controller.checkpoints import earlier
 from deadpool_launch.controller.config import Config
+from deadpool_launch.controller.quarantine import left_out
 from deadpool_launch.controller.states import (
     AgentStage,
     Phase,
@@ -117,6 +119,9 @@ class JobDriver:
         self._secret = secret
         self._term = 1
         self._state: State = initial_state(config)
+        #: What each node is known to be by the journal, and what of the state that was read from.
+        self._parts = roles.parts(self._state)
+        self._watched: tuple[object, ...] | None = None
         #: Events, each with the number of the report it came with, 0 for none.
         self._queue: asyncio.Queue[tuple[events.Event, int]] = asyncio.Queue()
         self._mail: dict[str, mail.Mailbox] = {}
@@ -138,7 +143,7 @@ class JobDriver:
         #: The time of the newest event.
         self._known_at = self._clock()
         self._lead = self._make_lead()
-        self._questions = Questions(self._emit, lambda: self._clock(), host)
+        self._questions = Questions(self._emit, lambda: self._clock(), self.standing, host)
         self._server = self._make_server()
         self._watch = Watch(
             backend,
@@ -215,7 +220,11 @@ class JobDriver:
         self._say_newest_checkpoint(finish)
         await self._end_everything()
         self._journal.write(
-            "end", verdict=finish.verdict, exit_code=finish.exit_code, reason=finish.reason
+            "end",
+            verdict=finish.verdict,
+            exit_code=finish.exit_code,
+            reason=finish.reason,
+            exclude=list(left_out(self._state)),
         )
         ended = result.Result(
             finish.verdict, finish.exit_code, finish.reason, self._host or "", self._term
@@ -292,6 +301,10 @@ class JobDriver:
     def finish(self) -> events.Finish | None:
         """The verdict, once there is one."""
         return self._finish
+
+    def standing(self) -> protocol.JobStanding:
+        """How the job stands."""
+        return roles.standing(self._state, self._term)
 
     @property
     def job_id(self) -> str:
@@ -426,6 +439,7 @@ class JobDriver:
             for node, order, body in mail.post(self._mail, self._state, action):
                 self._server.send(node, order, body)
             self._perform(action)
+        self._note_parts()
         self._keep_movers()
         self._settle_standbys()
         if self._begin_due or self._log.full:
@@ -450,6 +464,19 @@ class JobDriver:
         ]
         trains = set(self._state.seats)
         return sorted(warm, key=trains.__contains__)
+
+    def _note_parts(self) -> None:
+        """Record what nodes are to the job, as far as that has changed."""
+        watched = roles.watched(self._state)
+        if self._watched is not None and all(map(is_, watched, self._watched)):
+            return
+        self._watched = watched
+        now = roles.parts(self._state)
+        for name, part in roles.changed(self._parts, now).items():
+            self._journal.write(
+                "node", node=name, role=part.role, why=part.why, lasting=part.lasting
+            )
+        self._parts = now
 
     def _keep_movers(self) -> None:
         """Have MPI's processes on the nodes that serve, once all that are needed at first do."""
@@ -500,6 +527,7 @@ class JobDriver:
                     blocked_s=round(body.blocked_s, 6),
                     loss=body.loss,
                     unprotected=body.unprotected,
+                    confirmed=body.confirmed,
                 )
                 self._tell_progress(rank, body)
             case protocol.RankUp(pid=pid):
@@ -559,7 +587,14 @@ class JobDriver:
             case events.Say(text=text):
                 self._journal.say(text)
             case events.IncidentOpened(number=number, reason=reason):
-                self._journal.write("incident", number=number, phase="opened", detail=reason)
+                opened = self._state.incident
+                self._journal.write(
+                    "incident",
+                    number=number,
+                    phase="opened",
+                    detail=reason,
+                    planned=opened is not None and opened.planned,
+                )
             case events.IncidentMark(number=number, phase=phase, detail=detail):
                 self._journal.write("incident", number=number, phase=phase, detail=detail)
             case events.IncidentClosed():

@@ -217,6 +217,8 @@ class Rank:
     #: latter is empty if it does not.
     replica: Ranks = ()
     fixed: str = ""
+    #: Its optimizers share out their state over the ranks that take part.
+    shares: bool = False
     #: Its script came to the first step with a state that steps were made in.
     brings_state: bool = False
     #: It takes no part: there is no node for its replica. Its process, if any, is ``DYING``.
@@ -475,6 +477,8 @@ class State:
     attached: bool = False
     #: Epoch and step of every resume, in order: which copies count.
     history: tuple[tuple[int, int], ...] = ()
+    #: The ranks that took no part in an epoch, where there were any.
+    aside_in: Mapping[int, Ranks] = field(default_factory=dict)
     #: What ranks have written of durable checkpoints that are not complete, by epoch and step of
     #: the copies and by rank.
     saved: Mapping[tuple[int, int], Mapping[int, Saved]] = field(default_factory=dict)

@@ -162,12 +162,12 @@ KEYS: tuple[Key, ...] = (
         Order(("shrink", "stop")),
         "What is done when a node is lost and no spare is left. stop ends the job (exit code 30). "
         "shrink goes on with the data-parallel replicas that are whole (DistributedDataParallel, "
-        "fully_shard over a mesh with a replicated dimension), in place, until nodes for the "
-        "others are there again: averages are over the ranks that are left, batches and learning "
-        "rate of each rank stay as they are, and the samples of the missing ranks are skipped. "
-        "The results are then not those of an undisturbed run, which is why it must be asked for. "
-        "Where it is not possible the job stops and says why. A durable checkpoint is no third "
-        "way, as reading one takes as many nodes as were lost.",
+        "also with ZeroRedundancyOptimizer; fully_shard over a mesh with a replicated dimension), "
+        "in place, until nodes for the others are there again: averages are over the ranks that "
+        "are left, batches and learning rate of each rank stay as they are, and the samples of "
+        "the missing ranks are skipped. The results are then not those of an undisturbed run, "
+        "which is why it must be asked for. Where it is not possible the job stops and says why. "
+        "A durable checkpoint is no third way, as reading one takes as many nodes as were lost.",
         flag="--on-exhausted",
     ),
     Key(

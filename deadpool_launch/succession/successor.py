@@ -76,7 +76,7 @@ async def _succeed(asked: _Asked) -> tuple[int, bool]:
     journal.write("launcher", term=asked.term, pid=os.getpid(), node=asked.node, ended=ended)
     running = driver.go_on(ended, kept.at, f"taken over by {asked.node} from its copy of the log")
     try:
-        code = await to_the_end(driver, running, journal)
+        code = await to_the_end(driver, running, journal, given, backend)
         return code, await requeue(given.options, driver, backend, journal)
     finally:
         await backend.close()

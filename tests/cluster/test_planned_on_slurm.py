@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -26,13 +27,22 @@ def policy(slurm: MiniCluster, text: str) -> str:
     return f"--policy={path}"
 
 
+def comment(slurm: MiniCluster, job_id: int) -> str:
+    """What ``squeue`` and ``scontrol`` show with the job."""
+    shown = slurm._scontrol("show", "job", str(job_id))
+    found = re.search(r"^ *Comment=(.*?) *$", shown, re.MULTILINE)
+    return found[1] if found else ""
+
+
 def test_node_that_slurm_drains_hands_its_ranks_over(slurm: MiniCluster) -> None:
     undisturbed = submit(slurm, launch=LAUNCH, script_args=[f"--steps={STEPS}"])
     assert undisturbed.wait_end(LONG_S)["exit_code"] == 0, undisturbed.everything()
     often = policy(slurm, "slurm.poll: 5s\n")
     args = [f"--steps={STEPS}", "--hold=1:8:forward"]
-    job = submit(slurm, launch=[*LAUNCH, often], script_args=args)
+    job = submit(slurm, launch=[*LAUNCH, often, "--job-comment"], script_args=args)
     job.wait("rank 1 in step 8", (job.run_dir / "hold-1-8").exists, LONG_S)
+    trains = "deadpool: training; nodes: 3 active, 1 spare; epoch 1"
+    job.wait("the job's comment", lambda: comment(slurm, job.job_id) == trains, LONG_S)
     node = job.node_of(1)
     slurm.drain(node, "fan 3 is loud")
     job.wait("what Slurm says", lambda: "fan 3 is loud" in job.said(), LONG_S)
@@ -45,8 +55,10 @@ def test_node_that_slurm_drains_hands_its_ranks_over(slurm: MiniCluster) -> None
     assert {rank: len(ids) for rank, ids in job.process_ids().items()} == {0: 1, 1: 2, 2: 1}
     assert job.node_of(1) != node
     assert job.final_state() == undisturbed.final_state(), job.everything()
+    assert comment(slurm, job.job_id) == "deadpool: completed (exit code 0)"
 
 
+@pytest.mark.timeout(1500)
 def test_job_ends_before_its_limit_and_goes_on_from_its_checkpoint_once_it_is_requeued(
     slurm: MiniCluster,
 ) -> None:
@@ -74,6 +86,13 @@ def test_job_ends_before_its_limit_and_goes_on_from_its_checkpoint_once_it_is_re
     assert end["reason"].startswith(reason), first.everything()
     assert end["reason"].endswith(", whose checkpoint is complete")
     (checkpoint,) = first.records("checkpoint")
+    wait_until(
+        lambda: slurm.job_state(job_id),
+        lambda state: state == "PENDING",
+        what="the queue",
+        timeout_s=LONG_S,
+    )
+    slurm._scontrol("update", f"JobId={job_id}", "TimeLimit=60")
     # Slurm lets it begin again after some minutes.
     second = TrainingJob(slurm, job_id, runs / f"{job_id}-2")
     after = checkpoint["step"]

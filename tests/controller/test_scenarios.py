@@ -131,7 +131,7 @@ def _message(words: list[str]) -> protocol.FromRank:
     kind = getattr(protocol, words[0])
     given = dict(word.split("=", 1) for word in words[1:])
     values: dict[str, Any] = {}
-    defaults: dict[str, Any] = {"aborted_s": 0.0, "groups": 1, "unprotected": 0}
+    defaults: dict[str, Any] = {"aborted_s": 0.0, "groups": 1, "unprotected": 0, "confirmed": -1}
     for field in msgspec.structs.fields(kind):
         if field.name not in given:
             values[field.name] = defaults.get(field.name, "")

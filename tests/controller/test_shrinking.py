@@ -131,10 +131,10 @@ def test_a_layout_that_needs_all_ranks_is_not_shrunk() -> None:
     job = bench(active=("n1", "n2"), spares=(), nproc_per_node=1, shrink=True)
     job.begun()
     sizes = [protocol.SegmentSize((0, 1), 100)]
-    body = protocol.Attached("zero", sizes, 10, 0, [0, 1], "ZeroRedundancyOptimizer cannot")
+    body = protocol.Attached("fsdp", sizes, 10, 0, [0, 1], "fully_shard cannot")
     job.all_said(job.everyone, body)
     job.steps_done(job.everyone, 0)
-    assert fit(job.state).why == "ZeroRedundancyOptimizer cannot"
+    assert fit(job.state).why == "fully_shard cannot"
 
 
 def without_a_pair() -> Pairs:

@@ -5,17 +5,20 @@ may raise.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import socket
 import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from datetime import UTC
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import msgspec
 import xxhash
+from journals import swap
 from mutate import sample
 
 from deadpool_launch import channel, journal, statelog
@@ -27,8 +30,15 @@ from deadpool_launch.controller.events import Event
 from deadpool_launch.controller.states import initial_state
 from deadpool_launch.errors import UsageError
 from deadpool_launch.policy import reading
+from deadpool_launch.report.facts import document
+from deadpool_launch.report.page import page
 from deadpool_launch.sites.merge import settle
 from deadpool_launch.sites.reading import read_site
+from deadpool_launch.status.facts import status
+from deadpool_launch.status.metrics import exposition
+from deadpool_launch.status.screen import screen
+from deadpool_launch.view import RunView
+from deadpool_launch.whatif.reading import parse_trace
 from deadpool_runtime import protocol
 from deadpool_runtime.durable import index
 from deadpool_runtime.replication import messages, mover_messages, naming, slots, sockets, wire
@@ -64,6 +74,7 @@ def all_parsers(directory: Path) -> dict[str, Parser]:
         _of_slots(directory / "slot"),
         *_of_state_logs(directory / "state"),
         _of_journals(directory),
+        _of_reports(),
         *_of_checkpoints(),
         *_of_slurm(),
         *_of_settings(),
@@ -270,6 +281,20 @@ def _of_journals(directory: Path) -> Parser:
     return Parser("journal", (lines,), run)
 
 
+def _of_reports() -> Parser:
+    """What is made of a journal, whatever its records have in them."""
+    lines = "".join(json.dumps(record) + "\n" for record in swap()).encode()
+
+    def run(data: bytes) -> None:
+        view = RunView()
+        view.apply_all(filter(None, map(journal.record_of, data.split(b"\n"))))
+        page(document(view), UTC)
+        exposition(view)
+        screen(status(view, None, 10.0), "run", 10)
+
+    return Parser("report", (lines,), run)
+
+
 def _of_checkpoints() -> list[Parser]:
     dice = random.Random(2)
     found = []
@@ -379,6 +404,12 @@ def _of_settings() -> list[Parser]:
             lambda d: rules_module.parse_rules(_text(d), "rules.yaml"),
             (UsageError,),
             usual_nbytes=200,
+        ),
+        Parser(
+            "fault-record",
+            (b"# time,node,kind\n1h, 3, permanent\n", b"90s,0,transient\n1-00:00:00,5,permanent\n"),
+            lambda d: parse_trace(_text(d), 6, "faults.csv"),
+            (UsageError,),
         ),
     ]
 

@@ -25,15 +25,18 @@ from deadpool_runtime import protocol
 
 LONG_S = 120.0
 DRAIN = protocol.DrainNode("n1", "fan 2")
+STANDING = protocol.JobStanding("training", 1, 1, 7, {"n1": "active"}, 1, False, None)
 
 
 def asked_of(
-    question: protocol.DrainNode, host: str, act: Callable[[Questions, int], None]
+    question: protocol.Question, host: str, act: Callable[[Questions, int], None]
 ) -> protocol.Answer:
     """What the operator hears when ``act`` follows on the question."""
 
     async def ask() -> protocol.Answer:
-        questions = Questions(lambda event: act(questions, _request(event)), lambda: 0.0, host)
+        questions = Questions(
+            lambda event: act(questions, _request(event)), lambda: 0.0, lambda: STANDING, host
+        )
         async with asyncio.timeout(LONG_S):
             return await questions.ask(question)
 
@@ -55,6 +58,10 @@ def test_drain_of_the_launchers_own_node_says_that_the_launcher_stays() -> None:
     assert asked_of(DRAIN, "n1", moves) == protocol.Done(
         f"{text}; the launcher stays on n1 until the job ends, so leave the node running until then"
     )
+
+
+def test_how_the_job_stands_is_answered_without_a_turn_of_the_controller() -> None:
+    assert asked_of(protocol.AskStanding(), "n1", moves) == STANDING
 
 
 def test_node_that_is_not_drained_is_left_running_anyway() -> None:

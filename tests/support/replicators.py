@@ -135,14 +135,22 @@ class Rank:
         self.heard: queue.Queue[FromReplicator] = queue.Queue()
         self.client = ReplicatorClient(node.arena.path, rank, born, self.heard.put)
 
-    def protect(self, holder: Node | protocol.Address | None, epoch: int = 0) -> None:
-        """Let replicas of all segments go to ``holder``."""
+    def protect(
+        self,
+        holder: Node | protocol.Address | None,
+        epoch: int = 0,
+        *,
+        restoring: bool = False,
+        segments: list[tuple[int, ...]] | None = None,
+    ) -> None:
+        """Let replicas of these segments, or of all, go to ``holder``."""
         address = holder.address if isinstance(holder, Node) else holder
         there = None
         if address is not None:
             name = holder.name if isinstance(holder, Node) else "proxy"
-            there = protocol.Holder(name, address, list(self.ranks))
-        self.client.send(SetHolder(epoch, there))
+            names = self.ranks if segments is None else segments
+            there = protocol.Holder(name, address, list(names))
+        self.client.send(SetHolder(epoch, there, restoring))
 
     def manifest(self, step: int, epoch: int = 0, own: bytes = b"own") -> Manifest:
         """The manifest of what ``begin`` and ``copy`` write."""

@@ -1,0 +1,276 @@
+"""One run of a job under one strategy, from fault to fault. Pure.
+
+Two places keep the state: copies in the memory of the nodes, which go with the nodes, and durable
+checkpoints. ``Rules`` say how often each is written and what each kind of recovery takes; the
+strategies differ in nothing else. Between two faults nothing is walked through: how far the job
+comes follows from the time.
+
+1. A fault strikes nodes that train. All work since the newest state that is left is lost.
+2. Lost nodes are replaced by spares. Without one the job goes on with fewer nodes, if the strategy
+   can; otherwise a new allocation is waited for, and nothing but the checkpoint is left.
+3. A fault during a recovery begins the recovery again, with what was lost so far.
+
+The copy of a node's state is with its holder, the next node of another failure domain. If both are
+lost in one incident the checkpoint is all that is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from deadpool_launch.whatif.faults import Fault
+from deadpool_launch.whatif.job import Account, Job
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a strategy does and what that takes, in steps and seconds."""
+
+    #: What protection adds to a step, as a share of it.
+    overhead: float
+    #: A copy in memory after so many steps; None without any.
+    copy_every: int | None
+    copy_s: float
+    #: A durable checkpoint after so many steps; the time that training stands still for it.
+    save_every: int
+    save_s: float
+    #: From a fault to the first step: every node stays; a spare takes a place; from the checkpoint.
+    transient_s: float
+    permanent_s: float
+    reload_s: float
+    #: The same when the job goes on with fewer nodes; None if it cannot.
+    exclude_s: float | None = None
+
+
+def walk(job: Job, rules: Rules, faults: Iterator[Fault], limit_s: float) -> Account:
+    """Run the job to its last step. One that takes longer than ``limit_s`` is given up."""
+    return _Walk(job, rules, faults, limit_s).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Steps that were completed in a row: those after ``begin``, up to and including ``end``."""
+
+    begin: int
+    end: int
+    #: Nodes that trained, as a share of all.
+    speed: float
+
+
+class _Walk:
+    def __init__(self, job: Job, rules: Rules, faults: Iterator[Fault], limit_s: float) -> None:
+        self.job, self.rules, self._faults, self._limit_s = job, rules, faults, limit_s
+        self._ahead: Fault | None = next(faults, None)
+        self.at = 0.0
+        self.step = 0
+        #: Where the last start or recovery went on from; every node has copied that at once.
+        self.base = 0
+        self.vacant: set[int] = set()
+        self.spares = set(range(job.nodes, job.seats))
+        self.stretches: list[_Stretch] = []
+        self.lost_s = self.recovering_s = self.queued_s = 0.0
+        self.faults = self.incidents = self.replayed = 0
+        self.used = self.spoiled = self.requeues = 0
+
+    def run(self) -> Account:
+        job = self.job
+        while self.at <= self._limit_s:
+            end = self.at + self._takes(self.step, job.steps, self._speed)
+            fault = self._take(end)
+            if fault is None:
+                self._advance(job.steps)
+                self.at = end
+                return self._account(finished=True)
+            if self._struck(fault):
+                reached = self._reach(fault.at - self.at)
+                passed_s = self._takes(self.step, reached, self._speed)
+                self.lost_s += fault.at - self.at - passed_s
+                self._advance(reached)
+                self.at = fault.at
+                self._recover(fault)
+        return self._account(finished=False)
+
+    # ------------------------------------------------------------ training
+
+    @property
+    def _speed(self) -> float:
+        return 1 - len(self.vacant) / self.job.nodes
+
+    def _takes(self, begin: int, end: int, speed: float) -> float:
+        """The steps after ``begin`` up to ``end``, with what is written behind them."""
+        rules = self.rules
+        steps_s = (end - begin) * self.job.step_s * (1 + rules.overhead) / speed
+        return steps_s + self._writing(begin, end)
+
+    def _writing(self, begin: int, end: int) -> float:
+        rules = self.rules
+        saves_s = (end // rules.save_every - begin // rules.save_every) * rules.save_s
+        if rules.copy_every is None:
+            return saves_s
+        return saves_s + (end // rules.copy_every - begin // rules.copy_every) * rules.copy_s
+
+    def _reach(self, time_s: float) -> int:
+        """The last step that is completed, and written where it is to be, within ``time_s``."""
+        low, high = self.step, self.job.steps
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._takes(self.step, middle, self._speed) <= time_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _advance(self, step: int) -> None:
+        if step > self.step:
+            self.stretches.append(_Stretch(self.step, step, self._speed))
+            self.step = step
+
+    def _roll_back(self, step: int) -> None:
+        self.replayed += self.step - step
+        while self.stretches and self.stretches[-1].end > step:
+            last = self.stretches.pop()
+            kept = max(step, last.begin)
+            self.lost_s += self._takes(kept, last.end, last.speed)
+            if kept > last.begin:
+                self.stretches.append(_Stretch(last.begin, kept, last.speed))
+        self.step = self.base = step
+
+    # ------------------------------------------------------------ faults
+
+    def _take(self, before: float) -> Fault | None:
+        """The next fault, if it is earlier than that."""
+        fault = self._ahead
+        if fault is None or fault.at >= before:
+            return None
+        self._ahead = next(self._faults, None)
+        return fault
+
+    def _struck(self, fault: Fault) -> list[int]:
+        """The seats of training nodes that the fault strikes; spares that it strikes are lost."""
+        if fault.permanent:
+            gone = self.spares.intersection(fault.seats)
+            self.spares -= gone
+            self.spoiled += len(gone)
+        struck = self._seated(fault)
+        self.faults += bool(struck)
+        return struck
+
+    def _seated(self, fault: Fault) -> list[int]:
+        return [s for s in fault.seats if s < self.job.nodes and s not in self.vacant]
+
+    def _recover(self, fault: Fault) -> None:
+        """Find the state to go on from, replace what is lost, and come back to training."""
+        self.incidents += 1
+        gone: set[int] = set()
+        from_disk = self.rules.copy_every is None
+        while True:
+            if fault.permanent:
+                struck = self._seated(fault)
+                gone.update(struck)
+                filled = self._fill(struck)
+                from_disk = from_disk or not filled or self._copies_gone(gone)
+                if not filled:
+                    gone.clear()
+            self._roll_back(self._newest_checkpoint() if from_disk else self._newest_copy())
+            end = self.at + self._pause(gone, from_disk)
+            again = self._fault_that_strikes(end)
+            until = end if again is None else again.at
+            self.recovering_s += until - self.at
+            self.at = until
+            if again is None or self.at > self._limit_s:
+                return
+            fault = again
+
+    def _fault_that_strikes(self, before: float) -> Fault | None:
+        """The next fault before that which strikes nodes that train."""
+        while (fault := self._take(before)) is not None:
+            if self._struck(fault):
+                return fault
+        return None
+
+    def _fill(self, struck: list[int]) -> bool:
+        """Put spares into these seats, or leave them empty; False after a new allocation."""
+        for seat in struck:
+            if self.spares:
+                self.spares.remove(min(self.spares))
+                self.used += 1
+            else:
+                self.vacant.add(seat)
+        left = self.job.nodes - len(self.vacant)
+        enough = left >= max(1, self.job.least_nodes)
+        if not self.vacant or (self.rules.exclude_s is not None and enough):
+            return True
+        self._requeue()
+        return False
+
+    def _requeue(self) -> None:
+        self.requeues += 1
+        self.queued_s += self.job.queue_s
+        self.at += self.job.queue_s
+        while self._ahead is not None and self._ahead.at < self.at:
+            self._ahead = next(self._faults, None)
+        self.vacant.clear()
+        self.spares = set(range(self.job.nodes, self.job.seats))
+
+    def _pause(self, gone: set[int], from_disk: bool) -> float:
+        rules = self.rules
+        if from_disk:
+            return rules.reload_s
+        if gone & self.vacant and rules.exclude_s is not None:
+            return rules.exclude_s
+        return rules.permanent_s if gone else rules.transient_s
+
+    # ------------------------------------------------------------ what is left
+
+    def _newest_checkpoint(self) -> int:
+        return self.step // self.rules.save_every * self.rules.save_every
+
+    def _newest_copy(self) -> int:
+        every = self.rules.copy_every or 1
+        return max(self.base, self.step // every * every)
+
+    def _copies_gone(self, gone: set[int]) -> bool:
+        return any(self._holder(seat) in gone for seat in gone)
+
+    def _holder(self, seat: int) -> int:
+        """Who keeps the copy of a seat's state: the next in another failure domain.
+
+        Without any other node that trains a spare does, which is a node of its own.
+        """
+        nodes, domain = self.job.nodes, self.job.domain
+        if nodes == 1:
+            return -1 if self.job.spares else seat
+        after = (seat // domain + 1) * domain
+        other = after if after < nodes else 0
+        return other if other // domain != seat // domain else (seat + 1) % nodes
+
+    # ------------------------------------------------------------ the account
+
+    def _account(self, *, finished: bool) -> Account:
+        job, step_s, overhead = self.job, self.job.step_s, self.rules.overhead
+        steps = sum(each.end - each.begin for each in self.stretches)
+        slow_s = sum(
+            (each.end - each.begin) * step_s * (1 + overhead) * (1 / each.speed - 1)
+            for each in self.stretches
+        )
+        held_node_s = (self.at - self.queued_s) * job.seats
+        return Account(
+            useful_s=steps * step_s,
+            overhead_s=steps * step_s * overhead,
+            saving_s=sum(self._writing(each.begin, each.end) for each in self.stretches),
+            slow_s=slow_s,
+            lost_s=self.lost_s,
+            recovering_s=self.recovering_s,
+            queued_s=self.queued_s,
+            total_s=self.at,
+            faults=self.faults,
+            incidents=self.incidents,
+            replayed_steps=self.replayed,
+            spares_used=self.used,
+            spares_lost=self.spoiled,
+            requeues=self.requeues,
+            held_node_s=held_node_s,
+            wasted_node_s=held_node_s - steps * step_s * job.nodes,
+            finished=finished,
+        )
