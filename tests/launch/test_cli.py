@@ -223,7 +223,7 @@ def test_unknown_command_lists_those_that_there_are(capsys: pytest.CaptureFixtur
     assert main_cli.run(["rehears"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("deadpool: rehears is not a command of deadpool; those are ")
-    assert error.endswith(" rehearse and version\n")
+    assert error.endswith(" rehearse, simulate and version\n")
 
 
 @pytest.mark.parametrize(
