@@ -124,6 +124,11 @@ class ScriptedBackend:
     def requeue(self) -> None:
         raise AssertionError("the bench neither looks for nodes, nor takes over, nor requeues")
 
+    def cancel_waiting(self, name: str) -> None: ...
+
+    def comment(self, text: str) -> None:
+        pass
+
     def leave(self) -> None:
         pass
 

@@ -20,6 +20,7 @@ from deadpool_launch.options import (
     CHECKPOINTS,
     LaunchOptions,
     Mpi,
+    check_mpi,
     choose_nproc,
     choose_site,
     default_run_dir,
@@ -27,17 +28,25 @@ from deadpool_launch.options import (
 from deadpool_launch.policy.effective import effective
 from deadpool_launch.policy.kinds import A_DURATION, BadValue, Order, read_duration
 from deadpool_launch.policy.schema import BY_NAME, KEYS
+from deadpool_launch.sites import files
+from deadpool_launch.sites.cluster import cluster_name
+from deadpool_launch.sites.merge import Settled
+from deadpool_launch.status.beside import read_address
+from deadpool_launch.submit.flags import PARAMETERS, submission_options
+from deadpool_launch.submit.run import submit, submits
 from deadpool_launch.version import deadpool_version
+from deadpool_slurm.environ import read_job
 
 PROGRAM = "deadpool-launch"
 #: Options by heading of ``--help``; what is not named here comes under the last heading.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "Nodes and ranks": ("nodes", "spares", "nproc_per_node", "world_size", "spare_start"),
     "Site": ("site", "assume_no_kill", "ignore_preflight", "run_dir", "policy"),
+    "Submission, outside of an allocation": PARAMETERS,
     "Faults and recovery": (
         *("heartbeat_timeout", "collective_timeout", "agent_start_timeout", "max_restarts"),
         *("standby_launchers", "on_exhausted", "checkpoint_dir", "checkpoint_every"),
-        *("requeue_before_limit", "mpi", "rules"),
+        *("checkpoint_name", "requeue_before_limit", "chain_name", "mpi", "rules"),
     ),
     "Other": (),
 }
@@ -134,9 +143,9 @@ class _GroupedCommand(ScriptCommand):
 )
 @click.option(
     "--site",
-    type=click.Choice(["slurm", "local"]),
-    help="Where nodes come from; local: process trees on this machine.  "
-    "[default: slurm inside an allocation]",
+    metavar="NAME",
+    help="The cluster (deadpool sites lists them); local: process trees on this machine.  "
+    "[default: the cluster that it is]",
 )
 @click.option(
     "--assume-no-kill",
@@ -203,6 +212,11 @@ class _GroupedCommand(ScriptCommand):
     "--checkpoint-every", type=int, metavar="STEPS", help="Steps from one of them to the next."
 )
 @click.option(
+    "--checkpoint-name",
+    metavar="NAME",
+    help="Their folder in DIR; training goes on from what is in it.  [default: the job's own]",
+)
+@click.option(
     "--requeue-before-limit",
     is_flag=True,
     help="Put a job that was stopped before its time limit back into Slurm's queue.",
@@ -220,17 +234,40 @@ class _GroupedCommand(ScriptCommand):
     help="Rules (YAML) that tell kinds of faults apart, tried before the packaged ones.",
 )
 @click.option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    help="Serve figures for Prometheus there; without HOST for this machine only.  "
+    "[default: nowhere]",
+)
+@click.option(
+    "--job-comment",
+    is_flag=True,
+    help="Have the job's comment in Slurm say how it stands (squeue -o %k).",
+)
+@click.option(
     "--record-final-state", is_flag=True, help="Write digests of every rank's last state."
 )
+@click.option(
+    "--chain-name",
+    metavar="NAME",
+    help="This job is one of a chain (--chain) of that name; sets --checkpoint-name too.",
+)
+@submission_options
 @click.option("--fault", "faults", multiple=True, hidden=True, metavar="KIND:TARGET@STEP")
 @click.option("--dry-run", is_flag=True, help="Show the plan and commands; start nothing.")
 @click.version_option(deadpool_version(), prog_name=PROGRAM)
 def command(**given: Any) -> int:
     """Run SCRIPT on every active node and keep it running when nodes die.
 
-    Call it directly in a batch script submitted with sbatch --no-kill.
+    In a batch script submitted with sbatch --no-kill it uses the job's nodes. Outside of a job,
+    with --nodes, it writes such a script and submits it.
     """
-    options = to_options(given, os.environ, time.strftime("%Y%m%d-%H%M%S"))
+    timestamp = time.strftime("%Y%m%d-%H%M%S")
+    settled = find_site(given, os.environ)
+    if submits(given, settled, os.environ):
+        options = to_options(given, os.environ, timestamp, settled, submitted=True)
+        return submit(click.get_current_context(), options, settled, timestamp)
+    options = to_options(given, os.environ, timestamp, settled)
     if options.dry_run:
         from deadpool_launch.dry_run import show
 
@@ -241,16 +278,38 @@ def command(**given: Any) -> int:
     return launch(options)
 
 
+def find_site(given: Mapping[str, Any], environ: Mapping[str, str]) -> Settled:
+    """The site, with what its files say for the job's partition and QOS."""
+    job = read_job(environ)
+    return files.choose(
+        given["site"],
+        environ,
+        cluster_name,
+        partition=given["partition"] or (job.partition if job is not None else None),
+        qos=given["qos"] or (job.qos if job is not None else None),
+    )
+
+
 def to_options(
-    given: Mapping[str, Any], environ: Mapping[str, str], timestamp: str
+    given: Mapping[str, Any],
+    environ: Mapping[str, str],
+    timestamp: str,
+    settled: Settled | None = None,
+    *,
+    submitted: bool = False,
 ) -> LaunchOptions:
-    """The command line's values, checked; ``timestamp`` names the run directory outside a job."""
+    """The command line's values, checked; ``timestamp`` names the run directory outside a job.
+
+    ``submitted``: they are for a job that is to be submitted.
+    """
     script = _readable_script(given["script"])
-    site = choose_site(given["site"], environ)
+    at = (settled or find_site(given, environ)).site
+    site = at.kind if submitted else choose_site(at.kind, environ)
     every = given["checkpoint_every"]
     if every is not None and every < 1:
         raise UsageError(CHECKPOINTS)
-    settled = effective(environ, given["policy"], _named(given), on_slurm=site == "slurm")
+    policy = effective(environ, given["policy"], _named(given), on_slurm=site == "slurm")
+    check_mpi(policy["mpi"], at)
     gpus = environ.get("SLURM_GPUS_ON_NODE", "")
     run_dir = given["run_dir"] or default_run_dir(
         environ.get("SLURM_JOB_ID") if site == "slurm" else None,
@@ -261,19 +320,26 @@ def to_options(
         script=str(script),
         script_args=tuple(given["extra"]),
         site=site,
+        site_config=at,
+        chain=given["chain_name"],
         nodes=given["nodes"],
         nproc_per_node=choose_nproc(
-            given["nproc_per_node"], int(gpus) if gpus.isdecimal() else None
+            given["nproc_per_node"],
+            # What a submitted job will have is known there only.
+            int(gpus) if gpus.isdecimal() else at.gpus_per_node or int(submitted),
         ),
         world_size=given["world_size"],
         run_dir=str(Path(run_dir).absolute()),
         assume_no_kill=given["assume_no_kill"],
         ignore_preflight=given["ignore_preflight"],
         record_final_state=given["record_final_state"],
+        job_comment=given["job_comment"],
+        metrics=None if given["metrics"] is None else read_address(given["metrics"]),
         requeue=given["requeue_before_limit"],
+        checkpoint_name=given["checkpoint_name"] or given["chain_name"],
         faults=tuple(parse_fault(text) for text in given["faults"]),
         dry_run=given["dry_run"],
-        **settled,
+        **policy,
     )
 
 

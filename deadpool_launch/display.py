@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from deadpool_launch.follow import NodeRole, RunView
+from deadpool_launch.controller.roles import NodeRole
+from deadpool_launch.view import RunView
 
 #: Lines for people below the tables.
 SHOWN_SAY_LINES = 6
@@ -167,7 +168,7 @@ def _nodes(view: RunView) -> Text:
         rows = [(str(counts[role]), role) for role in NodeRole if counts[role]]
     for index, (name, role) in enumerate(rows):
         text.append(f"{', ' if index else ''}{name} ")
-        text.append(role, style=_ROLE_STYLES[role])
+        text.append(role, style=_ROLE_STYLES.get(role, "yellow"))
     return text
 
 

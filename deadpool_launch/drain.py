@@ -31,9 +31,11 @@ def drain(node: str, job: str | None, reason: str) -> int:
     run_dir = find_run(job, os.environ, slurm_work_dir)
     answer = ask(run_dir, protocol.DrainNode(node, " ".join(reason.split())))
     match answer:
-        case protocol.Done(text=text):
-            click.echo(text)
-            return ExitCode.OK
         case protocol.Denied(text=text, mistaken=mistaken):
             click.echo(f"deadpool: {text}", err=True)
             return ExitCode.USAGE if mistaken else DENIED
+        case protocol.Done(text=text):
+            click.echo(text)
+            return ExitCode.OK
+        case _:
+            raise AssertionError(f"an answer to another question: {answer}")

@@ -24,7 +24,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from deadpool_launch import channel, checkpoints, faults, movers, supervisor
+from deadpool_launch import chains, channel, checkpoints, faults, movers, supervisor
 from deadpool_launch.agents import BACKLOG
 from deadpool_launch.backends.base import Allocation, Check, SiteError
 from deadpool_launch.backends.local import LocalBackend
@@ -44,6 +44,8 @@ from deadpool_launch.policy.kinds import expand_domains
 from deadpool_launch.prepare import (
     Prepared,
     carriers,
+    choose_folder,
+    command_of,
     look,
     make_backend,
     make_mover_starter,
@@ -52,6 +54,8 @@ from deadpool_launch.prepare import (
     settle_spares,
 )
 from deadpool_launch.statelog import STATE_NAME, StateLog
+from deadpool_launch.status.beside import figures_served
+from deadpool_launch.status.comment import comment_kept, comment_of
 from deadpool_runtime import protocol
 
 #: Heartbeats a node may miss before it counts as lost.
@@ -101,16 +105,19 @@ async def _launch(options: LaunchOptions) -> int:
     _check_arguments(options.script_args)
     rules = all_rules(None if options.rules is None else Path(options.rules))
     options = settle_spares(backend, options)
-    job_id = look(backend, options).allocation.job_id
+    look(backend, options)
     if options.checkpoint_dir is not None:
-        checkpoints.make_directory(Path(options.checkpoint_dir), job_id)
+        checkpoints.make_directory(Path(options.checkpoint_dir))
+        if (end := chains.ended(options)) is not None:
+            click.echo(f"note: {end}")
+            return end.exit_code
     run_dir = make_run_dir(Path(options.run_dir))
     journal = Journal(run_dir, click.echo)
     secret = channel.write_secret(run_dir)
     try:
         _build_native_part(journal)
         prepared = await prepare(backend, options)
-        _tell_checks(prepared.checks, journal)
+        _tell_checks(prepared.checks, journal, ignored=options.ignore_preflight)
         given, config = _given(options, prepared, journal, run_dir, rules)
         listening = listen(prepared.allocation.launcher_host)
         driver = job_driver(given, config, backend, journal, secret, listening)
@@ -119,7 +126,7 @@ async def _launch(options: LaunchOptions) -> int:
         port = listening.getsockname()[1]
         channel.write_address(run_dir, prepared.allocation.launcher_host, port)
         supervisor.keep(str(run_dir), listening)
-        code = await to_the_end(driver, driver.run(), journal)
+        code = await to_the_end(driver, driver.run(), journal, given, backend)
         await requeue(options, driver, backend, journal)
         return code
     finally:
@@ -128,17 +135,31 @@ async def _launch(options: LaunchOptions) -> int:
         channel.forget(run_dir)
 
 
-async def to_the_end(driver: JobDriver, running: Awaitable[int], journal: Journal) -> int:
+async def to_the_end(
+    driver: JobDriver,
+    running: Awaitable[int],
+    journal: Journal,
+    given: Given,
+    backend: SlurmBackend | LocalBackend,
+) -> int:
     """Run the job, told by signals when to stop; returns the exit code.
 
     A defect is left to the supervisor, if there is one, which starts the launcher again; the agents
     and all else that was started must outlive this process then.
     """
+
+    def standing() -> str:
+        return comment_of(driver.standing(), driver.finish)
+
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         loop.add_signal_handler(signum, driver.request_stop, signum)
     try:
-        code = await running
+        async with (
+            figures_served(given.options.metrics, Path(given.run_dir), journal),
+            comment_kept(given.options.job_comment, standing, backend, journal),
+        ):
+            code = await running
     except Exception as error:
         if supervisor.supervised():
             traceback.print_exception(error)
@@ -163,8 +184,13 @@ async def requeue(
 ) -> bool:
     """Put the job back into the queue if it is to go on there; whether it is there again. Slurm
     kills a batch script for it.
+
+    The end of a job of a chain may be the chain's.
     """
     finish = driver.finish
+    if options.chain is not None and finish is not None and chains.is_last(finish.exit_code):
+        end = chains.ChainEnd(options.chain, driver.job_id, finish.exit_code, finish.reason)
+        await asyncio.to_thread(chains.end, options, end, backend.cancel_waiting, journal.say)
     if not options.requeue or finish is None or finish.exit_code != ExitCode.STOPPED_IN_TIME:
         return False
     if not driver.made_progress:
@@ -257,15 +283,18 @@ def _build_native_part(journal: Journal) -> None:
     journal.write("event", name="NativePartReady", path=out.strip())
 
 
-def _tell_checks(checks: Sequence[Check], journal: Journal) -> None:
-    """Record every check; tell the user about warnings and about failures that were ignored on
-    request.
+def _tell_checks(checks: Sequence[Check], journal: Journal, *, ignored: bool) -> None:
+    """Record every check; tell the user about warnings, and about failures: each was ignored on
+    request, or cost a node.
     """
     for check in checks:
         journal.write("event", name="Check", check=check.name, ok=check.ok, text=check.text)
         if check.ok is not True:
             remedy = f"; {check.remedy}" if check.remedy else ""
-            word = "warning" if check.ok is None else "ignored"
+            if check.ok is None:
+                word = "warning"
+            else:
+                word = "ignored" if ignored else f"{check.leave_out} is left out"
             journal.say(f"{word}: {check.text}{remedy}")
 
 
@@ -307,6 +336,7 @@ def _given(
         # The nodes of a rehearsal have the same GPUs.
         device_s=DEVICE_S if options.device != "ignore" and options.site == "slurm" else 0.0,
         pace_s=0.0 if options.straggler == "ignore" else options.straggler_window_s,
+        interfaces=list(options.site_config.interfaces) if options.site == "slurm" else [],
     )
     config = Config(
         active=plan.active,
@@ -340,11 +370,15 @@ def _given(
         straggler_factor=options.straggler_factor,
         straggler_windows=options.straggler_windows,
         straggler_window_s=options.straggler_window_s,
-        domains=expand_domains(options.failure_domains),
+        domains={
+            **options.site_config.domains(allocation.nodes),
+            **expand_domains(options.failure_domains),
+        },
         on_drain=options.on_drain,
         checkpoint_dir=directory,
         checkpoint_keep=options.checkpoint_keep,
         checkpoints=found,
+        resume=options.resume == "auto" and bool(found),
     )
     return Given(options, allocation, spec, str(run_dir), _job_variables()), config
 
@@ -389,29 +423,43 @@ def job_driver(
         poll_s=options.slurm_poll_s,
         reserve_s=options.reserve_s,
         ends_at=backend.ends_at(),
-        standby_launchers=options.standby_launchers if options.site == "slurm" else 0,
+        standby_launchers=_standby_launchers(options),
         host=given.allocation.batch_host,
     )
+
+
+def _standby_launchers(options: LaunchOptions) -> int:
+    """From inside a container an agent could start none outside of it."""
+    possible = options.site == "slurm" and not options.site_config.container
+    return options.standby_launchers if possible else 0
 
 
 def _checkpoints(
     options: LaunchOptions, prepared: Prepared, journal: Journal
 ) -> tuple[str, tuple[int, ...]]:
-    """Where this job's durable checkpoints go, and the steps of those that are there already."""
+    """Where this launch's durable checkpoints go, and the steps of those that are there already."""
     if options.checkpoint_dir is None:
         return "", ()
-    job_id = prepared.allocation.job_id
-    directory = checkpoints.job_directory(Path(options.checkpoint_dir), job_id)
-    found = checkpoints.found(directory, job_id, prepared.plan.world_size)
+    command = command_of(options, prepared.plan)
+    place = choose_folder(options, prepared.allocation, command)
+    found = checkpoints.found(place, command.world_size)
+    checkpoints.take(place.folder, command, prepared.allocation.restarts)
     journal.say(
-        f"a durable checkpoint after every {options.checkpoint_every} steps goes to {directory}"
+        f"a durable checkpoint after every {options.checkpoint_every} steps goes to {place.folder}"
     )
-    if found:
+    if found and options.resume == "never":
         journal.say(
-            f"note: an earlier launch of this job left the checkpoint of step {found[0]}; the "
-            "script begins as it will, that checkpoint is used only if all copies are lost"
+            f"note: an earlier launch left the checkpoint of step {found[0]}; the script begins as "
+            "it will, that checkpoint is used only if all copies are lost"
         )
-    return str(directory), found
+    elif found:
+        journal.say(
+            f"an earlier launch left the checkpoint of step {found[0]}: training goes on from "
+            "there, unless the script loads a state of its own"
+        )
+    elif place.taken_up:
+        journal.say(f"note: no checkpoint in {place.folder} is complete: training begins anew")
+    return str(place.folder), found
 
 
 def _mover_step(
@@ -455,6 +503,7 @@ def _announce(
         world_size=plan.world_size,
         spare_start=options.spare_start,
         site=options.site,
+        cluster=options.site_config.name,
         pid=os.getpid(),
         version=importlib.metadata.version("deadpool-launch"),
     )

@@ -6,13 +6,15 @@ import shlex
 import sys
 from pathlib import Path
 
-from deadpool_launch import checkpoints, movers
+from deadpool_launch import movers
 from deadpool_launch.channel import SECRET_NAME
 from deadpool_launch.classify.rules import all_rules
 from deadpool_launch.options import LaunchOptions
 from deadpool_launch.plan import agent_argv
 from deadpool_launch.prepare import (
     carriers,
+    choose_folder,
+    command_of,
     look,
     make_backend,
     make_mover_starter,
@@ -32,14 +34,14 @@ def show(options: LaunchOptions) -> str:
     prepared = look(backend, options)
     allocation, plan = prepared.allocation, prepared.plan
     lines = [
-        f"job {allocation.job_id} on {options.site}, run directory {options.run_dir}",
+        f"job {allocation.job_id} on {_where(options)}, run directory {options.run_dir}",
         f"script {shlex.join([options.script, *options.script_args])}",
         "",
         plan.describe(),
         "",
     ]
     if options.checkpoint_dir is not None:
-        folder = checkpoints.job_directory(Path(options.checkpoint_dir), allocation.job_id)
+        folder, _ = choose_folder(options, allocation, command_of(options, plan))
         lines.insert(2, f"a durable checkpoint every {options.checkpoint_every} steps in {folder}")
     spares = plan.spares if options.spare_start == "at-start" else ()
     for node in (*plan.active, *spares):
@@ -58,6 +60,11 @@ def show(options: LaunchOptions) -> str:
         lines.append("once these have answered, and again whenever the nodes change:")
         lines.append(shlex.join(starter.command(nodes, argv, movers.world_name(1), log_path)))
     return "\n".join(lines)
+
+
+def _where(options: LaunchOptions) -> str:
+    named = options.site_config.name
+    return options.site if named in ("generic", "local") else f"{options.site} (site {named})"
 
 
 def agent_log_path(options: LaunchOptions, node: str) -> Path:

@@ -11,16 +11,22 @@ decided from either; for what a launcher is started again from see ``statelog.py
 - ``say``: a line for people.
 - ``rank``: a rank's process exists (``rank``, ``node``, ``pid``, ``epoch``).
 - ``step``: a rank completed a step (``rank``, ``step``, ``epoch``, ``duration_s``, ``blocked_s``,
-  ``loss``, ``unprotected``: steps of the process so far that had no confirmed replica before them).
-- ``incident``: an incident was opened, reached a phase, or was closed (``number``, ``phase``,
-  ``detail``). The phase ``redundancy restored`` may come after ``closed``.
+  ``loss``, ``unprotected``: steps of the process so far that had no confirmed replica before them,
+  ``confirmed``: the newest step of which the rank had a confirmed replica then).
+- ``node``: a node is something else to the job than before (``node``, ``role``: see
+  ``controller.roles``, ``why``, ``lasting``: the next job should do without it). At the beginning
+  it is what the ``job`` record says.
+- ``incident``: an incident was opened (``planned``: nobody was lost), reached a phase, or was
+  closed (``number``, ``phase``, ``detail``). The phase ``redundancy restored`` may come after
+  ``closed``.
 - ``checkpoint``: a durable checkpoint was committed (``step``, ``epoch`` of the copies,
   ``directory``, ``kept``: the steps of all that are complete now, ``commit_s``) or could not be
   (``failed``: why).
 - ``fault``: a rehearsal injected a fault (``fault``, ``node`` or ``rank``).
 - ``final``: digests of a rank's final state (``rank``, ``step``, ``parts``).
 - ``event``: anything else the controller was told (``name`` and its fields).
-- ``end``: the verdict (``verdict``, ``exit_code``, ``reason``); last line.
+- ``end``: the verdict (``verdict``, ``exit_code``, ``reason``, ``exclude``: nodes that the next job
+  should do without); last line.
 """
 
 from __future__ import annotations
@@ -32,6 +38,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 JOURNAL_NAME = "journal.jsonl"
 LOG_NAME = "deadpool.log"
@@ -115,11 +123,19 @@ def read(run_dir: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open("rb") as file:
         for line in file:
-            if not line.endswith(b"\n"):
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict):
+            record = record_of(line) if line.endswith(b"\n") else None
+            if record is not None:
                 yield record
+
+
+def record_of(line: bytes) -> dict[str, Any] | None:
+    """The record that a whole line is; None if it is none."""
+    try:
+        record = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        try:
+            # A loss that is no number is written as no JSON has it.
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+    return record if isinstance(record, dict) else None

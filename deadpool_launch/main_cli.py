@@ -27,6 +27,21 @@ _ELSEWHERE: Mapping[str, tuple[str, str, str]] = {
         "drain",
         "Move the ranks of a node of a running job to a spare, at the end of a step.",
     ),
+    "status": (
+        "deadpool_launch.status.command",
+        "status",
+        "Show how a job stands: nodes, ranks, step, copies, the last incident.",
+    ),
+    "events": (
+        "deadpool_launch.status.events",
+        "events",
+        "Show what was noticed and decided, line by line.",
+    ),
+    "report": (
+        "deadpool_launch.report.command",
+        "report",
+        "Write a page about a job: goodput, incidents, nodes.",
+    ),
     "classify": (
         "deadpool_launch.classify.command",
         "classify",
@@ -46,6 +61,11 @@ _ELSEWHERE: Mapping[str, tuple[str, str, str]] = {
         "deadpool_launch.policy.commands",
         "policy",
         "Check a policy.yaml, or show the values in effect and where they came from.",
+    ),
+    "sites": (
+        "deadpool_launch.sites.command",
+        "sites",
+        "List the clusters that are known, or show what holds on one of them.",
     ),
 }
 PROGRAM = "deadpool"

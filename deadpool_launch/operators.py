@@ -33,22 +33,25 @@ class NotReached(DeadpoolError):
 
 
 def find_run(
-    job: str | None, environ: Mapping[str, str], work_dir: Callable[[str], Path | None]
+    job: str | None,
+    environ: Mapping[str, str],
+    work_dir: Callable[[str], Path | None],
+    flag: str = "--job ",
 ) -> Path:
     """The run directory that ``--job`` names: a path, or a job's number.
 
     Without it the job around this process, or the one run below ``deadpool-runs`` that goes on.
-    ``work_dir`` finds the folder from which Slurm's job of a number was submitted. Raises
-    ``UsageError``.
+    ``work_dir`` finds the folder from which Slurm's job of a number was submitted. ``flag``: empty
+    where the job is an argument. Raises ``UsageError``.
     """
     if job is None and (inside := environ.get("SLURM_JOB_ID")):
         job = inside
     if job is None:
-        return _the_only_one()
+        return _the_only_one(flag)
     if Path(job).is_dir():
         return Path(job)
     if not job.isdecimal():
-        raise UsageError(f"--job {job}: there is no such run directory")
+        raise UsageError(f"{flag}{job}: there is no such run directory")
     folders = [Path(RUNS)]
     submitted_from = work_dir(job)
     if submitted_from is not None:
@@ -58,18 +61,19 @@ def find_run(
             return found
     where = " and ".join(map(str, folders))
     raise UsageError(
-        f"--job {job}: there is no run directory of this job in {where}; name it: --job RUN_DIR"
+        f"{flag}{job}: there is no run directory of this job in {where}; name it: {flag}RUN_DIR"
     )
 
 
-def _the_only_one() -> Path:
+def _the_only_one(flag: str) -> Path:
     going_on = [path.parent for path in Path(RUNS).glob(f"*/{channel.ADDRESS_NAME}")]
     if len(going_on) == 1:
         return going_on[0]
     if going_on:
         names = ", ".join(sorted(str(path) for path in going_on))
-        raise UsageError(f"there are several jobs: give one of them with --job: {names}")
-    raise UsageError(f"no job goes on in {RUNS}: name one with --job RUN_DIR or --job JOBID")
+        how = "with --job" if flag else "as an argument"
+        raise UsageError(f"there are several jobs: give one of them {how}: {names}")
+    raise UsageError(f"no job goes on in {RUNS}: name one with {flag}RUN_DIR or {flag}JOBID")
 
 
 def _newest(folder: Path, job_id: str) -> Path | None:
@@ -113,10 +117,33 @@ def ask(run_dir: Path, question: protocol.Question) -> protocol.Answer:
         ) from error
 
 
+def require_journal(run_dir: Path) -> Path:
+    """The folder itself, if it is a run directory; else raises ``UsageError``."""
+    if not (run_dir / JOURNAL_NAME).exists():
+        raise UsageError(f"{run_dir} is no run directory: it has no {JOURNAL_NAME}")
+    return run_dir
+
+
+def standing_of(run_dir: Path) -> protocol.JobStanding | None:
+    """How the job stands in its launcher's own words; None if that does not answer."""
+    try:
+        answer = ask(run_dir, protocol.AskStanding())
+    except (DeadpoolError, OSError):
+        return None
+    return answer if isinstance(answer, protocol.JobStanding) else None
+
+
+def is_alive(run_dir: Path) -> bool:
+    """Whether the job's launcher answers."""
+    return standing_of(run_dir) is not None
+
+
 def _absent(run_dir: Path) -> DeadpoolError:
     """There is no address, or no secret any more."""
-    if not (run_dir / JOURNAL_NAME).exists():
-        return UsageError(f"{run_dir} is no run directory: it has no {JOURNAL_NAME}")
+    try:
+        require_journal(run_dir)
+    except UsageError as error:
+        return error
     for record in read(run_dir):
         if record["kind"] == "end":
             return NotReached(f"the job of {run_dir} has ended: {record['reason']}")

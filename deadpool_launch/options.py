@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
@@ -13,6 +14,7 @@ import msgspec
 
 from deadpool_launch.errors import NotInAllocation, UsageError
 from deadpool_launch.faults import Fault
+from deadpool_launch.sites.model import GENERIC, SiteConfig
 from deadpool_runtime.protocol import AdmissionCheck
 
 Site = Literal["slurm", "local"]
@@ -24,9 +26,11 @@ Reaction = Literal["ignore", "report", "swap"]
 ExtraNodes = Literal["spares", "unused"]
 BatchHost = Literal["last-spare", "active", "never"]
 OnDrain = Literal["swap", "ignore"]
+Resume = Literal["auto", "never"]
 
 NOT_IN_ALLOCATION = (
-    "not inside a Slurm allocation: submit a script that runs this with sbatch, or use --site local"
+    "not inside a Slurm allocation: submit a script that runs this with sbatch, name --nodes to "
+    "have one written and submitted, or use --site local"
 )
 
 
@@ -37,6 +41,14 @@ CHECKPOINTS = (
 
 #: The most active and the most spare nodes of one machine, of which each is an agent and more.
 LOCAL_NODES = 256
+
+
+CHAIN = (
+    "--chain: each job goes on from the durable checkpoint of the one before: name "
+    "--checkpoint-dir and --checkpoint-every"
+)
+A_JOB_NAME = "a letter or digit, and then letters, digits and ._+-, 64 at most"
+_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 
 class SpareBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +68,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     script_args: tuple[str, ...] = ()
     #: Where nodes come from.
     site: Site = "local"
+    #: What is particular to the cluster.
+    site_config: SiteConfig = GENERIC
     #: Active nodes; ``None``: all of the allocation but the spares.
     nodes: int | None = None
     #: Nodes held back to replace lost ones. 0 by default: holding one costs a node.
@@ -140,6 +154,10 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: int = 0
     #: How many of them are kept.
     checkpoint_keep: int = 2
+    #: Their own folder in it: who gives the same name goes on from what is there.
+    checkpoint_name: str | None = None
+    #: Whether training begins with the newest that an earlier launch left in the folder.
+    resume: Resume = "auto"
     #: How often Slurm is asked for the states of its nodes; 0: never.
     slurm_poll_s: float = 60.0
     #: What is done about a node with ranks that Slurm drains.
@@ -148,6 +166,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     reserve_s: float = 0.0
     #: A job that was stopped before its time limit goes back to Slurm's queue.
     requeue: bool = False
+    #: The name of a chain of jobs, of which this is one: it goes on from the checkpoint of another.
+    chain: str | None = None
     #: Replicas go by MPI, where that can be had; else by TCP.
     mpi: Mpi = "none"
     #: The user vouches that the job was submitted with ``--no-kill``.
@@ -158,6 +178,10 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     rules: str | None = None
     #: Write a digest of every rank's state after the last step.
     record_final_state: bool = False
+    #: The job's comment in Slurm says how it stands.
+    job_comment: bool = False
+    #: Host and port at which figures for Prometheus are served; None: nowhere.
+    metrics: tuple[str, int] | None = None
     #: Faults to bring about (rehearsals only).
     faults: tuple[Fault, ...] = ()
     #: Show what would be started, start nothing.
@@ -176,13 +200,23 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         return sum(check.timeout_s for check in self.admission)
 
 
-def choose_site(asked: str | None, environ: Mapping[str, str]) -> Site:
-    """The site asked for; without one ``slurm`` inside an allocation, and an error outside."""
-    if asked == "local":
-        return "local"
-    if "SLURM_JOB_ID" in environ:
-        return "slurm"
-    raise NotInAllocation(NOT_IN_ALLOCATION)
+def choose_site(kind: Site, environ: Mapping[str, str]) -> Site:
+    """Where nodes come from; an error outside of an allocation that is needed."""
+    if kind == "slurm" and "SLURM_JOB_ID" not in environ:
+        raise NotInAllocation(NOT_IN_ALLOCATION)
+    return kind
+
+
+def check_mpi(asked: str, site: SiteConfig) -> None:
+    """``UsageError`` if the site has not the MPI that was asked for."""
+    kinds = site.mpi_kinds
+    if kinds and asked not in ("none", *kinds):
+        raise UsageError(f"--mpi {asked}: site {site.name} has {', '.join(kinds)}")
+
+
+def is_job_name(text: str) -> bool:
+    """Whether it can name a job, and a folder of it."""
+    return _JOB_NAME.fullmatch(text) is not None
 
 
 def choose_nproc(asked: str, gpus_on_node: int | None) -> int:
@@ -225,9 +259,15 @@ def _check(options: LaunchOptions) -> None:
     if options.mpi != "none" and (options.mpi == "mpiexec") != (options.site == "local"):
         fitting = "mpiexec" if options.site == "local" else "pmi2, pmix or cray_shasta"
         raise UsageError(f"--mpi {options.mpi}: with --site {options.site} it is {fitting}")
+    if options.chain is not None and not is_job_name(options.chain):
+        raise UsageError(f"--chain-name {options.chain}: must be {A_JOB_NAME}")
+    if options.chain is not None and options.checkpoint_dir is None:
+        raise UsageError(CHAIN)
     _check_checkpoints(options)
     if options.requeue and options.site == "local":
         raise UsageError("--requeue-before-limit: there is no queue with --site local")
+    if options.job_comment and options.site == "local":
+        raise UsageError("--job-comment: there is no job in Slurm with --site local")
     _at_least("--nodes", options.nodes, 1)
     _at_least("--spares", options.spares, 0)
     if options.site == "local":
@@ -282,6 +322,16 @@ def _check_checkpoints(options: LaunchOptions) -> None:
         options.checkpoint_dir is None
     ):
         raise UsageError(CHECKPOINTS)
+    name = options.checkpoint_name
+    if name is None:
+        return
+    if options.checkpoint_dir is None:
+        raise UsageError(f"--checkpoint-name {name}: goes with --checkpoint-dir and -every")
+    if not name or name.startswith(".") or "/" in name:
+        raise UsageError(
+            f"--checkpoint-name {name}: is the name of one folder in --checkpoint-dir, without / "
+            "and without a dot in front"
+        )
 
 
 def _at_least(flag: str, value: int | None, least: int) -> None:

@@ -9,8 +9,9 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deadpool_launch.curves import loss_curve, steps_run_again
 from deadpool_launch.errors import UsageError
-from deadpool_launch.follow import RunView, loss_curve, steps_run_again
+from deadpool_launch.view import RunView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

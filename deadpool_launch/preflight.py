@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deadpool_launch.backends.base import Check
+from deadpool_launch.options import LaunchOptions
 from deadpool_launch.preflight_probe import PREFIX
 from deadpool_slurm import parse, versions
 
@@ -19,6 +21,23 @@ _LITTLE_SHM_NBYTES = 1 << 30
 #: Clocks this far apart make logs misleading; nothing else depends on them.
 _CLOCK_DIFFERENCE_S = 5.0
 
+#: What ``srun --network`` takes only where the cluster's configuration allows it.
+_NETWORK_WORDS = ("job_vni", "single_node_vni")
+
+
+@dataclass(frozen=True, slots=True)
+class Directories:
+    """Those that every node must see, as the launcher names them; empty for none."""
+
+    run_dir: str
+    checkpoint_dir: str = ""
+
+
+#: Directories by their keys in what the nodes say: what they are called, and how one is chosen.
+_SHARED = {
+    "run_dir": ("run directory", "--run-dir"),
+    "checkpoint_dir": ("checkpoint directory", "--checkpoint-dir"),
+}
 _OK_BY_SEVERITY = {"refuse": False, "warn": None, "note": True}
 
 NO_KILL_REMEDY = (
@@ -96,6 +115,43 @@ def requeue_checks(job: parse.JobFacts) -> list[Check]:
     ]
 
 
+def srun_checks(nodes: int, options: LaunchOptions) -> list[Check]:
+    """Whether the site takes as many ``srun`` as the job has agents."""
+    most = options.site_config.most_srun
+    used = nodes if options.nodes is None else min(nodes, options.nodes + options.spares)
+    started = used - (options.spares if options.spare_start == "on-failure" else 0)
+    if most is None or started <= most:
+        return []
+    return [
+        Check(
+            "srun",
+            None,
+            f"{started} srun run at once, one for each agent, and site {options.site_config.name} "
+            f"advises {most} at most",
+            "use fewer nodes, or --spare-start on-failure",
+        )
+    ]
+
+
+def network_checks(request: str | None, config: Mapping[str, str]) -> list[Check]:
+    """Whether this cluster takes what is asked for each step's network, of what it may forbid."""
+    pairs = (part.partition("=") for part in config.get("SwitchParameters", "").split(","))
+    allowed = {word for word, equals, value in pairs if not equals or value in ("all", "user")}
+    asked = [word for word in (request or "").split(",") if word in _NETWORK_WORDS]
+    missing = [word for word in asked if word not in allowed]
+    if "SwitchParameters" not in config or not missing:
+        return []
+    return [
+        Check(
+            "network",
+            None,
+            f"steps that ask for --network={request} may not start: this cluster does not "
+            f"allow {' and '.join(missing)} (SwitchParameters)",
+            "set network.request: none in a site file of your own, or ask the site",
+        )
+    ]
+
+
 def given_up_check(nodes: Sequence[str]) -> Check:
     """Nodes that were given back because Slurm would not make the job's first step with them."""
     return Check(
@@ -113,6 +169,16 @@ def run_dir_problem(run_dir: Path, error: OSError) -> Check:
         False,
         f"{run_dir} cannot be written: {error.strerror}",
         "choose another --run-dir",
+    )
+
+
+def not_looked_at(checkpoint_dir: Path, error: OSError) -> Check:
+    """The launcher can use its own folder in this directory only."""
+    return Check(
+        "checkpoint directory",
+        None,
+        f"whether every node sees {checkpoint_dir} was not looked at: nothing can be written to it "
+        f"({error.strerror})",
     )
 
 
@@ -157,12 +223,13 @@ def probe_checks(
     probes: Mapping[str, Mapping[str, Any]],
     own: Mapping[str, Any],
     silence: Mapping[str, str],
+    directories: Directories,
 ) -> list[Check]:
     """Compare what the nodes said with each other and with the launcher (``own``).
 
     ``silence`` says why a node may not have answered.
     """
-    checks: list[Check] = []
+    checks = _shared_checks(probes, own, directories)
     good: list[str] = []
     for node in nodes:
         facts = probes.get(node)
@@ -172,14 +239,43 @@ def probe_checks(
             checks.append(Check("nodes answer", None, text, leave_out=node))
         elif found := _node_checks(node, facts, own):
             checks += found
-        else:
+        elif not any(facts.get(key) for key in _SHARED):
             good.append(node)
     if good:
         text = (
             f"{parse.fold_nodes(good)}: python {own['python']}, torch {own['torch']}, "
-            "run directory shared, clocks agree"
+            f"{_shared_text(directories)} shared, clocks agree"
         )
         checks.append(Check("nodes answer", True, text))
+    return checks
+
+
+def _shared_text(directories: Directories) -> str:
+    names = [name for key, (name, _) in _SHARED.items() if getattr(directories, key)]
+    return " and ".join(names)
+
+
+def _shared_checks(
+    probes: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any], directories: Directories
+) -> list[Check]:
+    """The directories that the launcher's node has in common with every other one.
+
+    Where no other node sees it the directory is the wrong one; where some do, the others are.
+    """
+    checks = []
+    others = [node for node in probes if node != own.get("node")]
+    for key, (name, flag) in _SHARED.items():
+        problems = {node: problem for node, facts in probes.items() if (problem := facts.get(key))}
+        path = getattr(directories, key)
+        remedy = f"choose a {flag} on a file system that all nodes share and can write"
+        if others and set(others) <= set(problems):
+            problem = problems[others[0]]
+            text = f"the {name} {path} on {parse.fold_nodes(sorted(problems))} {problem}"
+            checks.append(Check(name, False, text, remedy))
+            continue
+        for node, problem in problems.items():
+            text = f"the {name} {path} on {node} {problem}"
+            checks.append(Check(name, False, text, f"mount it there, or {remedy}", leave_out=node))
     return checks
 
 
@@ -203,16 +299,6 @@ def _node_checks(node: str, facts: Mapping[str, Any], own: Mapping[str, Any]) ->
                 False,
                 f"{node} has no torch in the launcher's environment",
                 "install torch",
-            )
-        )
-    if problem := facts.get("run_dir"):
-        checks.append(
-            Check(
-                "run directory",
-                False,
-                f"{node}: the run directory {problem}",
-                "choose a --run-dir on a file system that all nodes share",
-                leave_out=node,
             )
         )
     if reason := facts.get("admission"):

@@ -1,8 +1,8 @@
 """Runs on every node before training and prints one line about it: ``python -m
 deadpool_launch.preflight_probe``.
 
-It looks at what the ranks will need (Python, packages, run directory, shared memory, clock) without
-importing torch, so that it ends in well under a second.
+It looks at what the ranks will need (Python, packages, the directories that all nodes share, shared
+memory, clock) without importing torch, so that it ends in well under a second.
 """
 
 from __future__ import annotations
@@ -28,12 +28,21 @@ from deadpool_runtime.protocol import AdmissionCheck
 
 #: Marks the probe's line among what else a node may print.
 PREFIX = "deadpool-probe "
+#: Said of a directory in which the launcher's file is not seen.
+NOT_SHARED = "is not the one that the launcher's node has"
 #: How long a new file may take to be seen on another node (network file systems cache), in seconds.
 _TOKEN_TIMEOUT_S = 5.0
 
 
-def probe(run_dir: Path, token: str, admission: Sequence[AdmissionCheck] = ()) -> dict[str, Any]:
-    """The facts about this node; values are plain JSON."""
+def probe(
+    run_dir: Path,
+    token: str,
+    admission: Sequence[AdmissionCheck] = (),
+    checkpoint_dir: Path | None = None,
+) -> dict[str, Any]:
+    """The facts about this node; values are plain JSON. ``checkpoint_dir``: looked at if there is
+    one.
+    """
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     return {
         "node": node,
@@ -41,7 +50,8 @@ def probe(run_dir: Path, token: str, admission: Sequence[AdmissionCheck] = ()) -
         "python": platform.python_version(),
         "deadpool": deadpool_version(),
         "torch": installed_version("torch"),
-        "run_dir": _run_dir_problem(run_dir, token),
+        "run_dir": _problem(run_dir, token),
+        "checkpoint_dir": _problem(checkpoint_dir, token) if checkpoint_dir is not None else "",
         "admission": _refusal(run_dir, node, admission) if admission else "",
         "shm_free_nbytes": _shm_free(),
         "cpus": len(os.sched_getaffinity(0)),
@@ -49,25 +59,34 @@ def probe(run_dir: Path, token: str, admission: Sequence[AdmissionCheck] = ()) -
     }
 
 
-def token_path(run_dir: Path, token: str) -> Path:
-    """The file by which the nodes can tell that they see the launcher's run directory."""
-    return run_dir / f".preflight-{token}"
+def token_path(directory: Path, token: str) -> Path:
+    """The file by which the nodes can tell that they see the launcher's directory; the token stands
+    in it too.
+    """
+    return directory / f".preflight-{token}"
 
 
-def _run_dir_problem(run_dir: Path, token: str) -> str:
-    """Empty if the run directory is the launcher's and can be written."""
+def _problem(directory: Path, token: str) -> str:
+    """Empty if the directory is the launcher's and can be written."""
     deadline = time.monotonic() + _TOKEN_TIMEOUT_S
-    while not token_path(run_dir, token).exists():
+    while not _has_token(directory, token):
         if time.monotonic() > deadline:
-            return "is not the launcher's: it is not on a file system that all nodes share"
+            return NOT_SHARED
         time.sleep(0.1)
-    mine = run_dir / f".preflight-{token}-{socket.gethostname()}-{os.getpid()}"
+    mine = directory / f".preflight-{token}-{socket.gethostname()}-{os.getpid()}"
     try:
         mine.write_text("")
         mine.unlink()
     except OSError as error:
         return f"cannot be written: {error.strerror}"
     return ""
+
+
+def _has_token(directory: Path, token: str) -> bool:
+    try:
+        return token_path(directory, token).read_text() == token
+    except OSError:
+        return False
 
 
 def _refusal(run_dir: Path, node: str, checks: Sequence[AdmissionCheck]) -> str:
@@ -85,10 +104,13 @@ def _shm_free() -> int:
 
 
 def main() -> None:
-    """Print the line. Arguments: run directory, token, and the admission checks as JSON."""
-    run_dir, token, checks = sys.argv[1:]
+    """Print the line. Arguments: run directory, token, the admission checks as JSON, and the
+    directory for durable checkpoints if there is one.
+    """
+    run_dir, token, checks, *rest = sys.argv[1:]
     admission = msgspec.json.decode(checks, type=list[AdmissionCheck])
-    print(PREFIX + json.dumps(probe(Path(run_dir), token, admission)), flush=True)
+    checkpoint_dir = Path(rest[0]) if rest else None
+    print(PREFIX + json.dumps(probe(Path(run_dir), token, admission, checkpoint_dir)), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from deadpool_launch import checkpoints
 from deadpool_launch.backends.base import Allocation, Backend, Check
 from deadpool_launch.backends.local import LocalBackend
 from deadpool_launch.backends.slurm import SlurmBackend
@@ -33,7 +34,9 @@ class Prepared:
 
 def make_backend(options: LaunchOptions) -> SlurmBackend | LocalBackend:
     """The back end of the options' site."""
-    return SlurmBackend() if options.site == "slurm" else LocalBackend()
+    if options.site == "local":
+        return LocalBackend()
+    return SlurmBackend(site=options.site_config)
 
 
 def settle_spares(backend: SlurmBackend | LocalBackend, options: LaunchOptions) -> LaunchOptions:
@@ -63,7 +66,7 @@ def make_mover_starter(
         return None
     if isinstance(backend, LocalBackend):
         return LocalMovers(mpiexec_path(), backend.variables_of)
-    return SlurmMovers(backend.client, job_id, backend.variables, options.mpi, {})
+    return SlurmMovers(backend.client, job_id, backend.variables, options.mpi, options.site_config)
 
 
 def mpiexec_path() -> str:
@@ -83,6 +86,25 @@ def carriers(options: LaunchOptions) -> str:
     Nodes on one machine would read each other's memory, and never use the MPI that was asked for.
     """
     return "mpi" if options.mpi == "mpiexec" else ""
+
+
+def command_of(options: LaunchOptions, plan: LaunchPlan) -> checkpoints.Command:
+    """What the launch runs, as its checkpoints know it."""
+    return checkpoints.Command(options.script, options.script_args, plan.world_size)
+
+
+def choose_folder(
+    options: LaunchOptions, allocation: Allocation, command: checkpoints.Command
+) -> checkpoints.Place:
+    """Where the durable checkpoints of this launch go."""
+    assert options.checkpoint_dir is not None
+    return checkpoints.choose(
+        Path(options.checkpoint_dir),
+        allocation.job_id,
+        options.checkpoint_name,
+        command,
+        allocation.restarts,
+    )
 
 
 def look(backend: Backend, options: LaunchOptions) -> Prepared:

@@ -15,7 +15,8 @@ import psutil
 
 from deadpool_launch.display import Display
 from deadpool_launch.exits import ExitCode
-from deadpool_launch.follow import JournalTail, Record, RunView
+from deadpool_launch.follow import JournalTail
+from deadpool_launch.view import Record, RunView
 
 _POLL_S = 0.1
 #: Ctrl-C: seconds that the launcher may take to end its nodes, then that killing may take.

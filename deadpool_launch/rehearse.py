@@ -20,13 +20,14 @@ from rich.table import Table
 
 from deadpool_launch import plot, timeline
 from deadpool_launch.backends.local import local_nodes
+from deadpool_launch.comparing import PartComparison, compare_finals
 from deadpool_launch.controller.wording import ranks_text
+from deadpool_launch.curves import loss_curve
 from deadpool_launch.display import open_display, print_table
 from deadpool_launch.entry import ScriptCommand
 from deadpool_launch.errors import UsageError
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.faults import Fault, parse_fault, striking_ranks
-from deadpool_launch.follow import PartComparison, compare_finals, loss_curve
 from deadpool_launch.options import CHECKPOINTS
 from deadpool_launch.rehearsal_run import Interrupted, Interrupts, Outcome, run_once
 

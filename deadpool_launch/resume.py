@@ -55,7 +55,7 @@ async def _resume(arguments: argparse.Namespace) -> int:
         running = driver.end(_verdict(arguments))
     else:
         running = driver.go_on(arguments.ended, arguments.ended_at)
-    code = await to_the_end(driver, running, journal)
+    code = await to_the_end(driver, running, journal, given, backend)
     await requeue(given.options, driver, backend, journal)
     await backend.close()
     journal.close()

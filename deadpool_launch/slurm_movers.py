@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deadpool_launch.backends.slurm_steps import SlurmAgent
 from deadpool_launch.errors import StartFailed
 from deadpool_launch.movers import StepHandle
+from deadpool_launch.sites.model import SiteConfig
 from deadpool_slurm import environ, parse, srun
 from deadpool_slurm.client import SlurmClient, SlurmError
 
@@ -18,7 +20,7 @@ class SlurmMovers:
     """``MoverStarter`` of a Slurm job.
 
     ``mpi``: how ``srun`` starts processes of the site's MPI library (``srun --mpi=list`` names the
-    kinds). ``added``: variables that this library needs. ``cpus``: how many the movers may use on
+    kinds). ``site``: what it needs besides. ``cpus``: how many the movers may use on
     each node; without a number Slurm gives one.
     """
 
@@ -28,14 +30,14 @@ class SlurmMovers:
         job_id: str,
         variables: Mapping[str, str],
         mpi: str,
-        added: Mapping[str, str],
+        site: SiteConfig,
         cpus: int | None = None,
     ) -> None:
         self._client = client
         self._job_id = job_id
         self._variables = variables
         self._mpi = mpi
-        self._added = added
+        self._site = site
         self._cpus = cpus
 
     def command(
@@ -49,9 +51,10 @@ class SlurmMovers:
             cpus=self._cpus,
             name=name,
             log_path=log_path,
-            argv=argv,
+            argv=self._site.inside(argv, sys.executable),
             mpi=self._mpi,
-            network=self._variables.get("SLURM_NETWORK"),
+            network=self._variables.get("SLURM_NETWORK") or self._site.network_request,
+            options=self._site.srun_options,
         )
 
     async def start_movers(
@@ -66,7 +69,10 @@ class SlurmMovers:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=said,
                     stderr=said,
-                    env={**environ.for_srun(self._variables, self._job_id), **self._added},
+                    env={
+                        **environ.for_srun(self._variables, self._job_id),
+                        **dict(self._site.mpi_env),
+                    },
                     start_new_session=True,
                 )
         except OSError as error:

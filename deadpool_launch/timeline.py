@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deadpool_launch.follow import IncidentView
+from deadpool_launch.view import IncidentView
 
 #: From this terminal width on there is room for a longer bar and for each phase's own time.
 _WIDE = 110

@@ -14,6 +14,7 @@ for folder in ("cluster", "support", "chaos"):
 
 # No test depends on what the site that it runs on prescribes.
 os.environ["DEADPOOL_SITE_POLICY"] = ""
+os.environ["DEADPOOL_SITE"] = "generic"
 
 pytest_plugins = ["mini_cluster_fixtures"]
 

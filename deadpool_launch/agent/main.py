@@ -29,6 +29,7 @@ from deadpool_launch.agent.line import LauncherGone, LauncherLine
 from deadpool_launch.agent.ranks import POLL_S, NodeProcesses
 from deadpool_launch.agent.replicator import NodeReplicator
 from deadpool_launch.channel import SECRET_NAME, read_secret
+from deadpool_launch.sites import interfaces
 from deadpool_launch.succession.rules import Allegiance
 from deadpool_runtime import parking, protocol
 from deadpool_runtime.replication.arena import (
@@ -38,10 +39,12 @@ from deadpool_runtime.replication.arena import (
     inventory,
     remove_stale,
 )
+from deadpool_slurm import environ
 
 #: After SIGTERM (scancel, time limit) the launcher's word is awaited this long before the agent
-#: ends by itself.
-TERMINATED_WAIT_S = 3.0
+#: ends by itself. Longer than the launcher takes to end the job at its limit
+#: (``watch.KILL_WAIT_LEFT_S``), shorter than Slurm waits before it kills (KillWait, 30 s).
+TERMINATED_WAIT_S = 20.0
 
 
 class Agent:
@@ -116,6 +119,8 @@ class Agent:
 
     async def _look_after(self, spec: protocol.JobSpec, line: LauncherLine, arena: Arena) -> int:
         """Start what a node needs, serve, end everything."""
+        # For all that is started here; what the user has set stays.
+        os.environ.update(interfaces.variables(spec.interfaces, os.environ))
         logs = self._run_dir / "logs"
         replicator = NodeReplicator(
             arena=arena.path,
@@ -319,6 +324,7 @@ def main() -> None:
     # sbatch --signal=USR1@120, without B:, sends it to every step; what is to be done is the
     # launcher's matter, and a rank's if its script has a handler.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    os.environ.update(environ.shared_network(os.environ))
     try:
         launcher = (host, int(port))
         agent = Agent(

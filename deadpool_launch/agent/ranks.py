@@ -359,7 +359,11 @@ class NodeProcesses:
         would not go. ``stop_helpers`` is called when the ranks need them no more.
         """
         self._stopping = True
-        for rank in list(self._ranks):
+        leave = protocol.frame(protocol.Leave())
+        for rank, process in list(self._ranks.items()):
+            # One that reads nothing is killed after the grace.
+            with contextlib.suppress(OSError):
+                process.channel.send(leave)
             self.kill(rank, signal.SIGTERM)
             self.kill(rank, signal.SIGCONT)
         deadline = time.monotonic() + grace_s

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from deadpool_runtime import protocol
+from deadpool_runtime.parking import END_SIGNAL
 from deadpool_runtime.replication import wire
 
 #: How often it is started before the node counts as unfit, the first time included.
@@ -28,7 +29,7 @@ FENCE_S = 5.0
 FENCE_PATIENCE_S = 15.0
 #: From the end of its channel to its own end, before it is killed.
 EXIT_S = 1.0
-#: From SIGTERM to SIGKILL.
+#: From the signal that ends it to SIGKILL.
 STOP_S = 2.0
 
 
@@ -217,7 +218,7 @@ class NodeReplicator:
         process = self._process
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(END_SIGNAL)
                 process.send_signal(signal.SIGCONT)
             try:
                 async with asyncio.timeout(STOP_S):

@@ -23,6 +23,8 @@ class Allocation:
     launcher_host: str
     #: Added to the environment of every rank.
     env: Mapping[str, str] = field(default_factory=dict)
+    #: How often the site has begun the job again.
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,18 @@ class Backend(Protocol):
 
     def requeue(self) -> None:
         """Have the job run again from its beginning, later; the site ends this run of it.
+
+        Blocks. Raises ``SiteError``.
+        """
+
+    def cancel_waiting(self, name: str) -> None:
+        """Take the user's jobs of this name that have not begun out of the queue, if there is one.
+
+        Blocks. Raises ``SiteError``.
+        """
+
+    def comment(self, text: str) -> None:
+        """Put a comment on the job, where the site shows it; nothing where there is no such place.
 
         Blocks. Raises ``SiteError``.
         """

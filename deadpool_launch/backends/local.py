@@ -147,6 +147,12 @@ class LocalBackend:
         """There is no queue."""
         raise SiteError("there is no queue with --site local")
 
+    def cancel_waiting(self, name: str) -> None:
+        """There is no queue."""
+
+    def comment(self, text: str) -> None:
+        """There is no place for it."""
+
     def leave(self) -> None:
         """Let what was started go on."""
         self._agents.clear()

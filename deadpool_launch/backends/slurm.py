@@ -34,6 +34,8 @@ from deadpool_launch.backends.slurm_steps import NodeProbe, SlurmAgent
 from deadpool_launch.errors import NotInAllocation, StartFailed, UnsuitableError
 from deadpool_launch.options import NOT_IN_ALLOCATION, LaunchOptions
 from deadpool_launch.preflight_probe import probe, token_path
+from deadpool_launch.sites import interfaces
+from deadpool_launch.sites.model import GENERIC, SiteConfig
 from deadpool_slurm import environ, parse, srun, versions
 from deadpool_slurm.client import CommandLineClient, SlurmClient, SlurmError
 
@@ -58,13 +60,17 @@ class SlurmBackend:
     """``Backend`` on the nodes of the allocation this process runs in."""
 
     def __init__(
-        self, variables: Mapping[str, str] | None = None, client: SlurmClient | None = None
+        self,
+        variables: Mapping[str, str] | None = None,
+        client: SlurmClient | None = None,
+        site: SiteConfig = GENERIC,
     ) -> None:
         #: The environment of the batch script.
         self.variables = os.environ if variables is None else variables
         self._job = environ.read_job(self.variables)
         #: Slurm's commands; they block, so call them in a thread.
         self.client: SlurmClient = client or CommandLineClient(self.variables)
+        self._site = site
         self._allocation: Allocation | None = None
         self._started = 0
         self._agents: list[SlurmAgent | OrphanStep] = []
@@ -91,12 +97,19 @@ class SlurmBackend:
                     f"the nodes of job {job.job_id} cannot be found: SLURM_JOB_NODELIST is not "
                     f"set, and {error}"
                 ) from error
-        if batch_host is not None:
+        if (own := interfaces.address(self._site.interfaces)) is not None:
+            launcher_host = own
+        elif self._site.host_suffix is not None:
+            launcher_host += self._site.host_suffix
+        elif batch_host is not None:
             with contextlib.suppress(SlurmError, KeyError):
                 launcher_host = self.client.nodes([batch_host])[batch_host].address
         if batch_host not in nodes:
             batch_host = None
-        self._allocation = Allocation(job.job_id, nodes, batch_host, launcher_host)
+        env = self._site.added_to(self.variables)
+        self._allocation = Allocation(
+            job.job_id, nodes, batch_host, launcher_host, env, restarts=job.restarts
+        )
         return self._allocation
 
     def hours_left(self) -> float | None:
@@ -196,6 +209,20 @@ class SlurmBackend:
         except SlurmError as error:
             raise SiteError(str(error)) from error
 
+    def cancel_waiting(self, name: str) -> None:
+        """``scancel`` of the user's jobs of this name that have not begun."""
+        try:
+            self.client.cancel_waiting(name)
+        except SlurmError as error:
+            raise SiteError(str(error)) from error
+
+    def comment(self, text: str) -> None:
+        """The job's ``Comment``, as ``squeue -o %k`` shows it."""
+        try:
+            self.client.comment(self._found().job_id, text)
+        except SlurmError as error:
+            raise SiteError(str(error)) from error
+
     def leave(self) -> None:
         """Let what was started go on."""
         self._agents.clear()
@@ -211,10 +238,17 @@ class SlurmBackend:
             cpus=self._cpus_of(node),
             name=name,
             log_path=log_path,
-            argv=argv,
+            argv=self._site.inside(argv, sys.executable),
             task_epilog=_epilog_path(log_path),
-            network=self.variables.get("SLURM_NETWORK"),
+            network=self._network,
+            options=(*self._site.gpu_options, *self._site.srun_options),
+            cpu_bind=self._site.cpu_bind,
         )
+
+    @property
+    def _network(self) -> str | None:
+        """What the job's submission or the site asks of the network."""
+        return self.variables.get("SLURM_NETWORK") or self._site.network_request
 
     def _write_epilog(self, path: Path) -> None:
         """A killed agent cannot remove its arena; Slurm then does, by this script."""
@@ -241,10 +275,12 @@ class SlurmBackend:
 
     def _slurm_checks(self, allocation: Allocation, options: LaunchOptions) -> list[Check]:
         checks = [self._no_kill_check(options)]
+        checks += preflight.srun_checks(len(allocation.nodes), options)
         try:
             config = self.client.config()
             version = versions.parse_version(config.get("SLURM_VERSION", ""))
             checks += preflight.version_checks(version, config)
+            checks += preflight.network_checks(self._network, config)
         except SlurmError as error:
             checks.append(Check("slurm", None, f"Slurm's configuration cannot be read: {error}"))
         try:
@@ -282,20 +318,31 @@ class SlurmBackend:
             token_path(run_dir, token).write_text(token)
         except OSError as error:
             return [preflight.run_dir_problem(run_dir, error)]
+        checks: list[Check] = []
+        shared = [run_dir]
+        if options.checkpoint_dir is not None:
+            checkpoint_dir = Path(options.checkpoint_dir)
+            try:
+                token_path(checkpoint_dir, token).write_text(token)
+                shared.append(checkpoint_dir)
+            except OSError as error:
+                checks.append(preflight.not_looked_at(checkpoint_dir, error))
         admission = msgspec.json.encode(options.admission).decode()
         argv = [sys.executable, "-m", "deadpool_launch.preflight_probe", str(run_dir), token]
-        argv.append(admission)
-        probing = NodeProbe(self.client, allocation.job_id, argv, self.variables)
+        argv += [admission, *map(str, shared[1:])]
+        probing = NodeProbe(self.client, allocation.job_id, argv, self.variables, self._site)
         try:
-            own = await asyncio.to_thread(probe, run_dir, token)
+            own = await asyncio.to_thread(probe, run_dir, token, (), *shared[1:])
             await probing.ask(
                 nodes, allocation.nodes, options.agent_start_timeout_s + options.admission_s
             )
         finally:
-            with contextlib.suppress(OSError):
-                token_path(run_dir, token).unlink()
-        checks = preflight.probe_checks(nodes, probing.answers, own, probing.silence)
+            for directory in shared:
+                with contextlib.suppress(OSError):
+                    token_path(directory, token).unlink()
+        directories = preflight.Directories(*map(str, shared))
         return [
             *checks,
+            *preflight.probe_checks(nodes, probing.answers, own, probing.silence, directories),
             *([preflight.given_up_check(probing.given_up)] if probing.given_up else []),
         ]

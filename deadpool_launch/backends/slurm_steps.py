@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from deadpool_launch import preflight
 from deadpool_launch.backends import adopted
+from deadpool_launch.sites.model import SiteConfig
 from deadpool_slurm import environ, parse, srun
 from deadpool_slurm.client import SlurmClient, SlurmError
 
@@ -110,11 +112,13 @@ class NodeProbe:
         job_id: str,
         argv: Sequence[str],
         variables: Mapping[str, str],
+        site: SiteConfig,
     ) -> None:
         self._client = client
         self._job_id = job_id
-        self._argv = argv
+        self._argv = site.inside(argv, sys.executable)
         self._variables = variables
+        self._site = site
         #: The facts of each node that answered.
         self.answers: dict[str, dict[str, Any]] = {}
         #: For each node that did not, what is known of why.
@@ -176,7 +180,8 @@ class NodeProbe:
             node_count=len(nodes),
             name=_PREFLIGHT_STEP,
             argv=self._argv,
-            network=self._variables.get("SLURM_NETWORK"),
+            network=self._variables.get("SLURM_NETWORK") or self._site.network_request,
+            options=self._site.srun_options,
             immediate_s=immediate_s,
         )
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deadpool_launch.controller.states import AgentStage, Loss, Phase, Stage, State
+from deadpool_launch.controller.states import AgentStage, Loss, Phase, Stage, State, Wish
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import loss_text, plural, seconds
 from deadpool_launch.exits import ExitCode
@@ -30,7 +30,8 @@ def worn_out(turn: Turn) -> Loss | None:
     """Count what began this epoch against its node; the loss of the node if that is once too often.
 
     Only the first loss is counted: the others may be its echoes. A node that cannot be spared
-    stays, and people are told why.
+    stays, and people are told why. One with copies that may be on no other node is not touched
+    before they are: it is left like one that is drained.
     """
     state, config = turn.state, turn.state.config
     losses = state.incident.losses if state.incident is not None else ()
@@ -50,9 +51,24 @@ def worn_out(turn: Turn) -> Loss | None:
     if not _has_spare(state):
         turn.say(f"{first.node} stays in use although {budget}: no spare is left")
         return None
+    if state.incident is not None and state.incident.bare:
+        _leave_later(turn, first, budget)
+        return None
     seat = state.seats.index(first.node)
     cause = f"is given up ({loss_text(first)}; {budget})"
     return Loss(first.node, tuple(state.ranks_of_seat(seat)), cause, True)
+
+
+def _leave_later(turn: Turn, loss: Loss, budget: str) -> None:
+    """The ranks of the node move to a spare once every rank has a replica elsewhere."""
+    if any(wish.node == loss.node for wish in turn.state.wishes):
+        return
+    why = f"is to be given up ({loss_text(loss)}; {budget})"
+    turn.set(wishes=(*turn.state.wishes, Wish(loss.node, why, replicated=True)))
+    turn.say(
+        f"{loss.node} {why}: not before every rank has a replica again, as copies may be on this "
+        "node only"
+    )
 
 
 def back_in_use(state: State) -> str | None:

@@ -111,6 +111,8 @@ class Config:
     checkpoint_keep: int = 2
     #: Steps of those that an earlier launcher of this very job left there.
     checkpoints: tuple[int, ...] = ()
+    #: Training begins with the newest of them.
+    resume: bool = False
 
     def __post_init__(self) -> None:
         if self.verdict_s is None:

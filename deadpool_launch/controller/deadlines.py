@@ -19,6 +19,7 @@ the copies of a node   ``inventory_s``           the node is lost: rung 2
 groups and state       ``restore_s`` (from disk  ranks behind the others are killed: rung 1; if
                        ``load_s``)               nobody is, it is a stall: tried again in place
                                                  (rung 0), the second time rung 3
+groups connected       ``verdict_s``             it is asked which nodes reach each other
 which nodes reach      ``verdict_s``             those that most others do not reach are lost:
 each other                                       rung 2; if it cannot be told, a stall as above
 the end of a process   ``kill_s``                its node is lost: rung 2
@@ -45,6 +46,7 @@ from deadpool_launch.controller.agents import on_node_gone
 from deadpool_launch.controller.hangs import retry_echo, watch_steps
 from deadpool_launch.controller.losses import kill_as_lost, restore_limit_s, stall
 from deadpool_launch.controller.paths import judge as judge_paths
+from deadpool_launch.controller.paths import when_connecting_takes_long
 from deadpool_launch.controller.readmission import try_again
 from deadpool_launch.controller.recovery import advance
 from deadpool_launch.controller.rungs import choose_rung
@@ -75,6 +77,9 @@ def on_tick(turn: Turn) -> None:
     if until is not None and until <= turn.at:
         choose_rung(turn)
     _late_halts(turn)
+    connect_by = turn.state.connect_by
+    if connect_by is not None and connect_by <= turn.at:
+        when_connecting_takes_long(turn)
     paths = turn.state.paths
     if paths is not None and paths.by <= turn.at:
         judge_paths(turn)

@@ -15,13 +15,23 @@ use: it was asked for, not lost.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from deadpool_launch.controller import halts
 from deadpool_launch.controller.events import Answered, DrainRequested, NodeStateSeen, ReleaseNode
 from deadpool_launch.controller.ladder import Rung, note_rung
 from deadpool_launch.controller.losses import forget_processes, open_epoch
 from deadpool_launch.controller.placement import choose_spare
 from deadpool_launch.controller.shrinking import is_left_empty
-from deadpool_launch.controller.states import AgentStage, Phase, Stage, State, Wish, stage_traits
+from deadpool_launch.controller.states import (
+    AgentStage,
+    Phase,
+    Stage,
+    State,
+    Trait,
+    Wish,
+    stage_traits,
+)
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import nodes_text, ranks_text, seconds
 
@@ -149,6 +159,8 @@ def proceed(turn: Turn) -> None:
         return
     if not halts.is_quiet(state):
         return
+    if state.wishes[0].replicated and state.bare_since is not None:
+        return
     spare = choose_spare(state.free, state.nodes)
     if is_left_empty(state, state.seats.index(state.wishes[0].node)):
         _stay(turn, "its ranks are set aside")
@@ -163,8 +175,17 @@ def proceed(turn: Turn) -> None:
 def when_late(turn: Turn) -> None:
     """Not every rank came to the boundary in time: move all the same, in the middle of a step.
 
-    But not where a rank has left its steps: it could not be unwound.
+    But not where a rank has left its steps: it could not be unwound. And not before an exception
+    that waits is judged:
+
+    1. Rank 1 does not come to the boundary, and the time for that is nearly over.
+    2. An exception leaves the step of rank 0, which waits for a loss that explains it.
+    3. A move begun now would unwind rank 0, and whatever the script has failed of would be gone.
     """
+    halt = turn.state.halt
+    if halt is not None and turn.state.ranks.some(Trait.SIGN):
+        turn.set(halt=replace(halt, by=turn.at + turn.state.config.verdict_wait_s))
+        return
     if turn.state.wishes and turn.state.ranks.every(stage_traits(Stage.ATTACHED)):
         limit = seconds(turn.state.config.collective_timeout_s)
         _open(turn, f"; not every rank came to the end of a step within {limit}")

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from operator import is_
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -24,9 +25,10 @@ from deadpool_launch import checkpoints, faults
 from deadpool_launch.agents import AgentServer
 from deadpool_launch.backends.base import AgentHandle, Backend
 from deadpool_launch.backends.local import LocalBackend
-from deadpool_launch.controller import core, events, mail, persist, takeover
+from deadpool_launch.controller import core, events, mail, persist, roles, takeover
 from deadpool_launch.controller.checkpoints import earlier
 from deadpool_launch.controller.config import Config
+from deadpool_launch.controller.quarantine import left_out
 from deadpool_launch.controller.states import (
     AgentStage,
     Phase,
@@ -38,6 +40,7 @@ from deadpool_launch.errors import DeadpoolError
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.journal import Journal
 from deadpool_launch.movers import MoverStep
+from deadpool_launch.questions import Questions, stays_text
 from deadpool_launch.statelog import StateLog
 from deadpool_launch.succession import result
 from deadpool_launch.succession.lead import CutOff, Lead, Superseded
@@ -68,6 +71,8 @@ _NO_TERM_FENCES_OFF = (
     events.FenceNode,
     events.CommitCheckpoint,
     events.Finish,
+    # An operator takes it for what will happen.
+    events.Answered,
 )
 
 
@@ -114,6 +119,9 @@ class JobDriver:
         self._secret = secret
         self._term = 1
         self._state: State = initial_state(config)
+        #: What each node is known to be by the journal, and what of the state that was read from.
+        self._parts = roles.parts(self._state)
+        self._watched: tuple[object, ...] | None = None
         #: Events, each with the number of the report it came with, 0 for none.
         self._queue: asyncio.Queue[tuple[events.Event, int]] = asyncio.Queue()
         self._mail: dict[str, mail.Mailbox] = {}
@@ -135,6 +143,7 @@ class JobDriver:
         #: The time of the newest event.
         self._known_at = self._clock()
         self._lead = self._make_lead()
+        self._questions = Questions(self._emit, lambda: self._clock(), self.standing, host)
         self._server = self._make_server()
         self._watch = Watch(
             backend,
@@ -147,9 +156,6 @@ class JobDriver:
             # Another launcher's clock may be put in its place later.
             lambda: self._clock(),
         )
-        #: By the number of the request: who waits for its answer.
-        self._asked: dict[int, asyncio.Future[protocol.Answer]] = {}
-        self._requests = 0
         if movers is not None:
             movers.on_world = self._note_world
         self._progress_at = self._clock() + PROGRESS_S
@@ -208,15 +214,17 @@ class JobDriver:
         except Superseded as other:
             return await self.stand_by(str(other))
         finish = self._finish
-        for waiting in self._asked.values():
-            if not waiting.done():
-                waiting.set_result(_ended(finish))
+        self._questions.refuse(f"the job has ended: {finish.reason}")
         # Said before the nodes are tidied up, which may take seconds where one is dead.
         self._journal.say(describe_exit(finish))
         self._say_newest_checkpoint(finish)
         await self._end_everything()
         self._journal.write(
-            "end", verdict=finish.verdict, exit_code=finish.exit_code, reason=finish.reason
+            "end",
+            verdict=finish.verdict,
+            exit_code=finish.exit_code,
+            reason=finish.reason,
+            exclude=list(left_out(self._state)),
         )
         ended = result.Result(
             finish.verdict, finish.exit_code, finish.reason, self._host or "", self._term
@@ -236,6 +244,7 @@ class JobDriver:
             file=sys.stderr,
             flush=True,
         )
+        self._questions.refuse(f"the launcher on {node} leads this job now: ask once more")
         for task in (*self._tasks, *self._commits):
             task.cancel()
         await self._server.close()
@@ -258,7 +267,7 @@ class JobDriver:
             emit=self._emit,
             note=self._journal.say,
             mail=self._mail,
-            answer=self._answer,
+            answer=self._questions.ask,
             term=self._term,
             clock=self._clock,
             lead=self._lead,
@@ -293,13 +302,22 @@ class JobDriver:
         """The verdict, once there is one."""
         return self._finish
 
+    def standing(self) -> protocol.JobStanding:
+        """How the job stands."""
+        return roles.standing(self._state, self._term)
+
+    @property
+    def job_id(self) -> str:
+        """The job's, by which its site knows it."""
+        return self._spec.job_id
+
     @property
     def made_progress(self) -> bool:
         """Whether the same job run again would come further: a step was completed, or the script
         keeps its steps to itself.
         """
         state = self._state
-        return state.newest >= 1 or (state.begun and not state.attached)
+        return state.newest > state.begun_at or (state.begun and not state.attached)
 
     def request_stop(self, signum: int) -> None:
         """The launcher got a signal that asks for the end."""
@@ -307,22 +325,6 @@ class JobDriver:
             self._watch.asked_to_end()
         elif signum != signal.SIGTERM or not self._watch.terminated():
             self._emit(events.StopRequested(self._clock(), signum))
-
-    async def _answer(self, question: protocol.Question) -> protocol.Answer:
-        """Ask the controller, in its turn, what an operator asks."""
-        if self._finish is not None:
-            return _ended(self._finish)
-        self._requests += 1
-        number = self._requests
-        self._asked[number] = asyncio.get_running_loop().create_future()
-        match question:
-            case protocol.DrainNode(node=node, reason=reason):
-                why = f"is drained ({reason or 'asked for'}, seen)"
-                self._emit(events.DrainRequested(self._clock(), node, why, number))
-        try:
-            return await self._asked[number]
-        finally:
-            del self._asked[number]
 
     # ------------------------------------------------------------ after another launcher
 
@@ -437,6 +439,7 @@ class JobDriver:
             for node, order, body in mail.post(self._mail, self._state, action):
                 self._server.send(node, order, body)
             self._perform(action)
+        self._note_parts()
         self._keep_movers()
         self._settle_standbys()
         if self._begin_due or self._log.full:
@@ -461,6 +464,19 @@ class JobDriver:
         ]
         trains = set(self._state.seats)
         return sorted(warm, key=trains.__contains__)
+
+    def _note_parts(self) -> None:
+        """Record what nodes are to the job, as far as that has changed."""
+        watched = roles.watched(self._state)
+        if self._watched is not None and all(map(is_, watched, self._watched)):
+            return
+        self._watched = watched
+        now = roles.parts(self._state)
+        for name, part in roles.changed(self._parts, now).items():
+            self._journal.write(
+                "node", node=name, role=part.role, why=part.why, lasting=part.lasting
+            )
+        self._parts = now
 
     def _keep_movers(self) -> None:
         """Have MPI's processes on the nodes that serve, once all that are needed at first do."""
@@ -511,6 +527,7 @@ class JobDriver:
                     blocked_s=round(body.blocked_s, 6),
                     loss=body.loss,
                     unprotected=body.unprotected,
+                    confirmed=body.confirmed,
                 )
                 self._tell_progress(rank, body)
             case protocol.RankUp(pid=pid):
@@ -548,14 +565,13 @@ class JobDriver:
                 self._spawn(self._start_agent(node, self._state.epoch, born))
             case events.FenceNode(node=node):
                 self._end_agent(node)
-            case events.Answered(request=request, done=done, text=text):
-                waiting = self._asked.get(request)
-                if waiting is not None and not waiting.done():
-                    denied = protocol.Denied(text, action.mistaken)
-                    waiting.set_result(protocol.Done(text) if done else denied)
+            case events.Answered():
+                self._questions.answered(action)
+            case events.ReleaseNode(node=node):
+                if node == self._host:
+                    self._journal.say(stays_text(node))
             case (
-                events.ReleaseNode()
-                | events.StartRanks()
+                events.StartRanks()
                 | events.KillRanks()
                 | events.Tell()
                 | events.TakeInventory()
@@ -571,7 +587,14 @@ class JobDriver:
             case events.Say(text=text):
                 self._journal.say(text)
             case events.IncidentOpened(number=number, reason=reason):
-                self._journal.write("incident", number=number, phase="opened", detail=reason)
+                opened = self._state.incident
+                self._journal.write(
+                    "incident",
+                    number=number,
+                    phase="opened",
+                    detail=reason,
+                    planned=opened is not None and opened.planned,
+                )
             case events.IncidentMark(number=number, phase=phase, detail=detail):
                 self._journal.write("incident", number=number, phase=phase, detail=detail)
             case events.IncidentClosed():
@@ -734,10 +757,6 @@ class JobDriver:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._commits, return_exceptions=True)
         await self._backend.close()
-
-
-def _ended(finish: events.Finish) -> protocol.Denied:
-    return protocol.Denied(f"the job has ended: {finish.reason}")
 
 
 def describe_exit(finish: events.Finish) -> str:

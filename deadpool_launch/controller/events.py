@@ -365,11 +365,15 @@ class TakeStacks:
 
 @dataclass(frozen=True, slots=True)
 class TryPaths:
-    """Have the node's agent call the replicators of these nodes; answered by ``PathsTried``."""
+    """Have the node's agent call the replicators of these nodes; answered by ``PathsTried``.
+
+    ``timeout_s``: after which one that does not answer counts as not reached.
+    """
 
     node: str
     number: int
     peers: Mapping[str, protocol.Address]
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ A broken rule is a defect of the controller, never of a script or a node.
 
 from __future__ import annotations
 
-from deadpool_launch.controller.states import LIVE, AgentStage, Phase, Rank, Stage, State
+from deadpool_launch.controller.states import LIVE, AgentStage, Phase, Rank, Stage, State, Trait
 
 #: Stages a rank may be in, for each phase of the job that has a script.
 _STAGES: dict[Phase, frozenset[Stage]] = {
@@ -127,6 +127,10 @@ def _check_job(state: State) -> None:
     _check(state, state.look is None or state.phase is Phase.TRAINING, "who trains is looked at")
     mending = state.phase is Phase.RESTORING
     _check(state, state.paths is None or mending, "paths are tried while groups are connected")
+    awaited = mending and not state.ranks.every(Trait.REBUILT)
+    _check(
+        state, state.connect_by is None or awaited, "connections are awaited until all are there"
+    )
     _check_protection(state)
     _check(state, state.restarts <= state.config.max_restarts, "restarts are within budget")
     _check(state, state.attempt <= state.restarts, "every attempt after the first is a restart")

@@ -107,11 +107,12 @@ def open_epoch(
         incident = turn.incident
     restoring_s = restore_limit_s(turn)
     epoch = state.epoch + 1
-    turn.set(epoch=epoch, notice_at=None, look=None, paths=None, leaving="")
+    turn.set(epoch=epoch, notice_at=None, look=None, paths=None, connect_by=None, leaving="")
     halts.forget(turn)
     late = [rank.rank for rank in state.ranks if rank.overdue_at is not None]
     turn.set_ranks(late, overdue_at=None)
-    if state.protecting and state.bare_since is None:
+    bare = state.bare_since is not None
+    if state.protecting and not bare:
         turn.set(bare_since=turn.at)
     asked = {
         name: replace(node, inventory_by=None, copies=()) for name, node in state.nodes.items()
@@ -125,6 +126,7 @@ def open_epoch(
         reading=False,
         resumed=False,
         bare_s=None,
+        bare=bare,
     )
     turn.mark("detected", reason)
     told = [rank for rank in state.ranks if rank.stage in BEGUN]

@@ -59,8 +59,7 @@ def messages(state: State, action: events.Action) -> Iterator[tuple[str, protoco
             yield node, protocol.TakeStandings(number)
         case events.TakeStacks(node=node, ranks=ranks):
             yield node, protocol.TakeStacks(list(ranks))
-        case events.TryPaths(node=node, number=number, peers=peers):
-            timeout_s = state.config.heartbeat_timeout_s
+        case events.TryPaths(node=node, number=number, peers=peers, timeout_s=timeout_s):
             yield node, protocol.TryPaths(number, dict(peers), timeout_s)
         case events.Tell(ranks=ranks, body=body):
             by_node: dict[str, list[int]] = {}

@@ -34,6 +34,7 @@ from deadpool_launch.controller.verdicts import (
 from deadpool_launch.controller.wording import exit_text, ranks_text, seconds
 from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
+from deadpool_runtime.replication.naming import Ranks
 
 
 def on_said(turn: Turn, rank: Rank, body: protocol.FromRank) -> None:
@@ -51,6 +52,8 @@ def on_said(turn: Turn, rank: Rank, body: protocol.FromRank) -> None:
             on_snapshotted(turn, rank, body)
         case protocol.Protected():
             on_protected(turn, rank, body)
+            if turn.state.wishes and turn.state.bare_since is None:
+                advance(turn)  # one of them may have waited for this
         case protocol.Saved():
             on_saved(turn, rank, body)
         case protocol.Parked():
@@ -135,14 +138,15 @@ def _on_attached(turn: Turn, rank: Rank, body: protocol.Attached) -> None:
     if rank.stage is not Stage.SCRIPT or rank.replacement:
         return
     turn.set(attached=True)
-    sizes = {segment.ranks: segment.nbytes for segment in body.segments}
     turn.set_rank(
         rank.rank,
-        segments=sizes,
+        segments=_by_name(body.segments),
         own_nbytes=body.own_nbytes,
         save_nbytes=body.save_nbytes,
         replica=tuple(body.replica),
         fixed=body.fixed,
+        shares=body.shares,
+        brings_state=body.brings_state,
     )
     if turn.state.phase is Phase.TRAINING:
         turn.set_rank(rank.rank, stage=Stage.ATTACHED)
@@ -166,7 +170,15 @@ def _on_restored(turn: Turn, rank: Rank, body: protocol.Restored) -> None:
         return
     if body.step == turn.incident.step:
         turn.set_rank(rank.rank, rebuilt=True, restored=tuple(body.segments), deadline=None)
+        if body.sizes and (sizes := _by_name(body.sizes)) != rank.segments:
+            # Its shard is another one; holders are chosen again when the ranks train.
+            turn.set_rank(rank.rank, segments=sizes)
+            turn.set(electors=())
         advance(turn)
+
+
+def _by_name(sizes: list[protocol.SegmentSize]) -> dict[Ranks, int]:
+    return {segment.ranks: segment.nbytes for segment in sizes}
 
 
 def _on_steps_ended(turn: Turn, rank: Rank, body: protocol.StepsEnded) -> None:

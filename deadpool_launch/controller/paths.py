@@ -1,7 +1,9 @@
 """Nodes that reach the launcher but not each other: who is cut off?
 
 1. A plan is out, and a rank could not connect to its peers (``NotConnected``). That its peer died
-   meanwhile would explain it; until that could have been noticed, nothing is decided.
+   meanwhile would explain it; until that could have been noticed, nothing is decided. torch takes
+   long to give up, so it is asked before, too, once the loss of a peer would have been noticed.
+   Then nothing follows but from answers that say who is cut off.
 2. Every agent that is warm, those of spares too, tries to reach some others (``TryPaths``).
 3. The answers name nodes that most others have no path to (``cut_off``). They are lost, which is
    inferred, and spares take their ranks, or the job goes on without them if it may.
@@ -13,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import replace
 
 from deadpool_launch.controller.agents import on_node_gone
 from deadpool_launch.controller.events import TryPaths
@@ -20,7 +23,7 @@ from deadpool_launch.controller.losses import stall
 from deadpool_launch.controller.shrinking import can_do_without
 from deadpool_launch.controller.states import AgentStage, Paths, Rank, Stage, State
 from deadpool_launch.controller.turn import Turn
-from deadpool_launch.controller.wording import nodes_text, short_error
+from deadpool_launch.controller.wording import nodes_text, ranks_text, seconds, short_error
 from deadpool_runtime import protocol
 
 #: So many others each agent tries to reach: enough to tell, and few with thousands of nodes.
@@ -35,22 +38,38 @@ def on_not_connected(turn: Turn, rank: Rank, body: protocol.NotConnected) -> Non
         return
     why = short_error(body.reason)
     turn.mark("not connected", f"rank {rank.rank}: {why}")
-    if turn.state.paths is None:
-        _ask(turn, f"rank {rank.rank} could not connect to its peers ({why}, seen)")
+    reason = f"rank {rank.rank} could not connect to its peers ({why}, seen)"
+    paths = turn.state.paths
+    if paths is None:
+        _ask(turn, reason, turn.state.config.heartbeat_timeout_s)
+    elif paths.early:
+        turn.set(paths=replace(paths, reason=reason, early=False))
 
 
-def _ask(turn: Turn, reason: str) -> None:
+def when_connecting_takes_long(turn: Turn) -> None:
+    """No rank has given up yet: ask, with more patience, as all may be well and slow."""
+    behind = [rank.rank for rank in turn.state.present() if not rank.rebuilt]
+    turn.set(connect_by=None)
+    if turn.state.paths is None and behind:
+        limit = seconds(turn.state.config.verdict_wait_s)
+        reason = f"{ranks_text(behind)} did not connect to all peers within {limit}"
+        turn.mark("slow to connect", reason)
+        _ask(turn, reason, 2 * turn.state.config.heartbeat_timeout_s, early=True)
+
+
+def _ask(turn: Turn, reason: str, timeout_s: float, *, early: bool = False) -> None:
     state = turn.state
     order = (*state.seats, *state.free, *state.worn)
     names = [n for n in dict.fromkeys(order) if state.nodes[n].stage is AgentStage.WARM]
     asked = {name: others_of(names, place) for place, name in enumerate(names)}
-    by = turn.at + state.config.verdict_wait_s
+    # An agent's answer takes as long as its calls, and its way here.
+    by = turn.at + timeout_s + state.config.verdict_wait_s - state.config.heartbeat_timeout_s
     number = state.trials + 1
-    turn.set(trials=number, paths=Paths(number, by, reason, asked, {}))
+    turn.set(trials=number, paths=Paths(number, by, reason, early, asked, {}))
     for name, others in asked.items():
         if others:
             places = {o: at for o in others if (at := state.nodes[o].replicator) is not None}
-            turn.act(TryPaths(name, number, places))
+            turn.act(TryPaths(name, number, places, timeout_s))
 
 
 def others_of(names: list[str], place: int) -> tuple[str, ...]:
@@ -65,7 +84,7 @@ def on_paths_tried(turn: Turn, node: str, number: int, unreached: tuple[str, ...
     if paths is None or paths.number != number or node in paths.unreached:
         return
     told = {**paths.unreached, node: unreached}
-    turn.set(paths=Paths(number, paths.by, paths.reason, paths.asked, told))
+    turn.set(paths=replace(paths, unreached=told))
     if len(told) == len(paths.asked) and cut_off(paths.asked, told):
         judge(turn)
 
@@ -82,6 +101,10 @@ def judge(turn: Turn) -> None:
     if seated and (_spares_for(state, found) >= len(seated) or can_do_without(state, found)):
         for name in found:
             on_node_gone(turn, name, _cut_off_text(name, paths, broken[name]))
+        return
+    if paths.early:
+        if broken:
+            _call_witness(turn)
         return
     if seated:
         text = f"{paths.reason}; {who} cut off (inferred), and there are too few spares"

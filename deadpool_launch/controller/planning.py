@@ -7,17 +7,21 @@ a durable checkpoint.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from itertools import cycle
 
+from deadpool_launch.controller import beginning
 from deadpool_launch.controller.checkpoints import newest_usable, why_none
 from deadpool_launch.controller.events import TakeInventory
 from deadpool_launch.controller.ladder import Rung, note_rung
 from deadpool_launch.controller.losses import open_epoch, restore_limit_s
-from deadpool_launch.controller.protection import choose
+from deadpool_launch.controller.protection import choose, tell_unheld
 from deadpool_launch.controller.rungs import start_anew
 from deadpool_launch.controller.states import (
     LIVE,
     AgentStage,
+    Incident,
     Phase,
     Rank,
     Stage,
@@ -29,7 +33,9 @@ from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import nodes_text, plural, ranks_text, steps_text
 from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
-from deadpool_runtime.replication.placement import Adoption, Agreement, Fetch, agree
+from deadpool_runtime.replication.naming import packed
+from deadpool_runtime.replication.placement import Adoption, Agreement, Fetch, Lent, agree
+from deadpool_runtime.replication.shards import Shared, agree_on_shared
 
 #: How many of the steps that cannot be made whole are named.
 _NAMED_STEPS = 3
@@ -74,6 +80,10 @@ def when_inventory_complete(turn: Turn) -> None:
     count = sum(map(len, copies.values()))
     turn.mark("inventory", f"{count} copies on {nodes_text(copies)}" if copies else "no copies")
     node_of = {rank.rank: state.node_of(rank.rank) for rank in state.present()}
+    if beginning.is_due(state):
+        if not beginning.give_up_if_none(turn):
+            _begin_with_checkpoint(turn)
+        return
     if turn.incident.climbed >= Rung.DURABLE and (saved := newest_usable(state)) is not None:
         _read_checkpoint(turn, saved, "the copies in memory did not help")
         return
@@ -81,6 +91,7 @@ def when_inventory_complete(turn: Turn) -> None:
     if agreement.step is None:
         _nothing_whole(turn, _why_nothing(agreement, turn.incident.refused))
         return
+    before = state.holders
     holders = choose(turn)
     store = turn.address(store_rank(turn))
     aside = list(state.aside())
@@ -92,30 +103,65 @@ def when_inventory_complete(turn: Turn) -> None:
             pieces=[_piece(turn, rank, fetch) for fetch in fetches],
             holder=holders.get(rank),
             aside=aside,
+            former=packed(agreement.former),
+            shards=[_shard(turn, lent) for lent in agreement.lent.get(rank, ())],
         )
         for rank, fetches in agreement.fetches.items()
     }
     sources = {
-        rank: tuple(dict.fromkeys(fetch.node for fetch in fetches))
-        for rank, fetches in agreement.fetches.items()
-        if fetches
+        rank: tuple(dict.fromkeys(nodes))
+        for rank in agreement.fetches
+        if (nodes := _sources(agreement, rank))
     }
     _carry_out(turn, plans, agreement.step, sources)
     turn.mark("plan", _plan_text(agreement.step, agreement))
+    tell_unheld(turn, before)
 
 
 def _agreed(
     turn: Turn, copies: Mapping[str, tuple[protocol.Copy, ...]], node_of: Mapping[int, str]
 ) -> Agreement:
     """The newest step, fetched from nodes that nobody had trouble with if it is there as well."""
-    state, incident = turn.state, turn.incident
-    adopts = _adopts(state)
-    agreement = agree(copies, state.history, node_of, incident.refused, adopts)
+    incident = turn.incident
+    agreement = _agreed_on(turn.state, incident, copies, node_of)
     trusted = {name: its for name, its in copies.items() if name not in incident.doubted}
     if agreement.step is None or len(trusted) == len(copies):
         return agreement
-    other = agree(trusted, state.history, node_of, incident.refused, adopts)
+    other = _agreed_on(turn.state, incident, trusted, node_of)
     return other if other.step == agreement.step else agreement
+
+
+def _agreed_on(
+    state: State,
+    incident: Incident,
+    copies: Mapping[str, tuple[protocol.Copy, ...]],
+    node_of: Mapping[int, str],
+) -> Agreement:
+    adopts = _adopts(state)
+    if not _shares(state):
+        return agree(copies, state.history, node_of, incident.refused, adopts)
+    shared = Shared(state.config.world_size, state.aside_in)
+    # What failed once is tried again in the simplest way.
+    return agree_on_shared(
+        copies,
+        state.history,
+        node_of,
+        incident.refused,
+        adopts,
+        shared,
+        twice=not incident.failed,
+    )
+
+
+def _shares(state: State) -> bool:
+    """Whether optimizers share out their state over the ranks that take part."""
+    return any(rank.shares for rank in state.present())
+
+
+def _sources(agreement: Agreement, rank: int) -> list[str]:
+    """The nodes that a rank fetches from."""
+    lent = [each.node for each in agreement.lent.get(rank, ()) if each.node is not None]
+    return [*(fetch.node for fetch in agreement.fetches[rank]), *lent]
 
 
 def _carry_out(
@@ -125,11 +171,14 @@ def _carry_out(
     sources: Mapping[int, tuple[str, ...]],
 ) -> None:
     turn.tell_each(plans)
+    if aside := turn.state.aside():
+        turn.set(aside_in={**turn.state.aside_in, turn.state.epoch: aside})
     newest = max(turn.incident.newest, _common_step(turn.state))
     until = turn.at + restore_limit_s(turn)
     turn.set_ranks(plans, stage=Stage.RESTORING, deadline=until)
     turn.set_incident(step=step, newest=newest, sources=sources)
-    turn.set(phase=Phase.RESTORING)
+    connect_by = turn.at + turn.state.config.verdict_wait_s
+    turn.set(phase=Phase.RESTORING, connect_by=connect_by)
 
 
 def _adopts(state: State) -> dict[int, Adoption]:
@@ -171,6 +220,11 @@ def _piece(turn: Turn, rank: int, fetch: Fetch) -> protocol.Piece:
     )
 
 
+def _shard(turn: Turn, lent: Lent) -> protocol.Shard:
+    source = None if lent.node is None else turn.state.nodes[lent.node].replicator
+    return protocol.Shard(lent.rank, lent.replica, list(lent.segments), source)
+
+
 def _plan_text(step: int, agreement: Agreement) -> str:
     text = f"step {step} is the newest that is whole on every rank"
     if agreement.lacking:
@@ -180,6 +234,9 @@ def _plan_text(step: int, agreement: Agreement) -> str:
         nodes = sorted({fetch.node for fetches in fetching.values() for fetch in fetches})
         verb = "fetches" if len(fetching) == 1 else "fetch"
         text += f"; {ranks_text(fetching)} {verb} from {nodes_text(nodes)}"
+    if agreement.former:
+        text += f"; what {ranks_text(agreement.former)} had of the optimizers' state is shared out"
+        text += " anew"
     return text
 
 
@@ -218,8 +275,33 @@ def _nothing_whole(turn: Turn, reason: str) -> None:
         start_anew(turn, turn.incident.reason, reason)
 
 
+def _begin_with_checkpoint(turn: Turn) -> None:
+    """Nothing of this launch is lost by it: it has completed no step."""
+    step = newest_usable(turn.state)
+    assert step is not None
+    where = turn.state.config.checkpoint_dir
+    turn.set_incident(begins=True)
+    _send_to_checkpoint(
+        turn,
+        step,
+        f"step {step} of an earlier launch",
+        f"training goes on from the durable checkpoint of step {step} in {where}",
+    )
+
+
 def _read_checkpoint(turn: Turn, step: int, reason: str) -> None:
-    """Send all ranks back to a durable checkpoint.
+    """What has to be done again is told."""
+    lost = _lost_steps(turn.state, step)
+    _send_to_checkpoint(
+        turn,
+        step,
+        f"step {step}; {lost} lost",
+        f"{reason}: going back to the durable checkpoint of step {step}; {lost} lost",
+    )
+
+
+def _send_to_checkpoint(turn: Turn, step: int, detail: str, text: str) -> None:
+    """Send all ranks back to a durable checkpoint. ``detail`` is for the journal.
 
     From here on no copy that was made before this epoch counts:
 
@@ -230,6 +312,12 @@ def _read_checkpoint(turn: Turn, step: int, reason: str) -> None:
     state = turn.state
     holders = choose(turn)
     store = turn.address(store_rank(turn))
+    # It was written by all ranks, so those that are aside have shards in it.
+    anew = _shares(state) and bool(state.aside())
+    former = packed(tuple(range(state.config.world_size))) if anew else ()
+    shards: dict[int, list[protocol.Shard]] = defaultdict(list)
+    for rank, bringer in zip(state.aside() if anew else (), cycle(state.present()), strict=False):
+        shards[bringer.rank].append(protocol.Shard(rank, False, []))
     plans = {
         rank.rank: protocol.Plan(
             epoch=state.epoch,
@@ -239,16 +327,18 @@ def _read_checkpoint(turn: Turn, step: int, reason: str) -> None:
             holder=holders.get(rank.rank),
             checkpoint=state.config.checkpoint_dir,
             aside=list(state.aside()),
+            former=former,
+            shards=shards[rank.rank],
         )
         for rank in state.present()
     }
     turn.set_incident(checkpoint=step, reading=True)
     note_rung(turn, Rung.DURABLE)
-    lost = _lost_steps(turn.state, step)
-    turn.mark("durable checkpoint", f"step {step}; {lost} lost")
-    turn.say(f"{reason}: going back to the durable checkpoint of step {step}; {lost} lost")
+    turn.mark("durable checkpoint", detail)
+    turn.say(text)
     turn.set(history=(*state.history, (state.epoch, -1)))
     _carry_out(turn, plans, step, {})
+    tell_unheld(turn, state.holders)
 
 
 def _lost_steps(state: State, step: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from deadpool_launch.controller import beginning
 from deadpool_launch.controller.events import IncidentMark
 from deadpool_launch.controller.states import (
     AgentStage,
@@ -66,6 +67,8 @@ def when_all_attached(turn: Turn) -> None:
     turn.set(need_nbytes=most, protecting=True)
     for name in state.free:
         refuse_small_spare(turn, name)
+    if beginning.begin(turn):
+        return
     if _electors(turn.state) == electors:
         holders = _remember(turn, holdings, electors)
     else:
@@ -163,6 +166,12 @@ def keep_holders(turn: Turn) -> None:
             if rank.rank in after and after[rank.rank] != before.get(rank.rank)
         }
     )
+    tell_unheld(turn, before)
+
+
+def tell_unheld(turn: Turn, before: Mapping[int, protocol.Holder | None]) -> None:
+    """Tell people when nobody is left to hold what somebody held ``before``."""
+    after = turn.state.holders
     if any(after[rank] is None and before.get(rank) is not None for rank in after):
         _say_unheld(turn)
 
@@ -219,6 +228,8 @@ def _say_unheld(turn: Turn) -> None:
             f"no other node is up that could hold replicas of {ranks_text(unheld)}: until one is, "
             f"the loss of {nodes} loses their state"
         )
+        if turn.state.incident is not None:
+            turn.mark("redundancy gone", f"{ranks_text(unheld)} on {nodes}")
 
 
 # ---------------------------------------------------------------- redundancy

@@ -69,10 +69,11 @@ def advance(turn: Turn) -> None:
                 _when_all_restored(turn)
             case Phase.TRAINING:
                 when_all_attached(turn)
-                keep_holders(turn)
-                stops.proceed(turn)
-                drains.proceed(turn)
-                _take_back_in(turn)
+                if turn.state.phase is Phase.TRAINING:
+                    keep_holders(turn)
+                    stops.proceed(turn)
+                    drains.proceed(turn)
+                    _take_back_in(turn)
             case _:
                 pass
 
@@ -163,6 +164,8 @@ def _when_all_restored(turn: Turn) -> None:
     state = turn.state
     if state.ranks.every(Trait.REBUILT):
         turn.mark("groups rebuilt", f"epoch {state.epoch}")
+        if state.connect_by is not None:
+            turn.set(connect_by=None)
     if not state.ranks.every(Trait.RESTORED):
         return
     step = turn.incident.step
@@ -180,6 +183,8 @@ def _when_all_restored(turn: Turn) -> None:
         checkpoints=still_valid(state.checkpoints, step),
         newest=max(state.newest, step),
     )
+    if turn.incident.begins:
+        turn.set(begun_at=step)
     # Steps after the plan's are computed again, so a refused one is no longer what was refused.
     turn.set_incident(resumed=True, refused=frozenset(), failed=())
     note_redundancy(turn)
@@ -284,6 +289,8 @@ def close_if_continued(turn: Turn) -> None:
     after_s = turn.at - incident.opened_at
     verdict, with_fewer = verdict_of(turn)
     since = "after all had stopped" if incident.planned else "after the first sign"
+    if incident.begins and incident.planned:
+        since = "after every rank had come to its first step"
     text = (
         f"{_continued(incident, step)}{with_fewer} in {after_s:.1f} s {since} "
         f"({rung_text(incident.rung)}); "
@@ -299,5 +306,6 @@ def close_if_continued(turn: Turn) -> None:
 def _continued(incident: Incident, step: int) -> str:
     if incident.checkpoint is None:
         return f"continued from step {step}"
-    text = f"restarted from the durable checkpoint of step {incident.checkpoint}"
+    how = "continued from" if incident.begins else "restarted from"
+    text = f"{how} the durable checkpoint of step {incident.checkpoint}"
     return text if step == incident.checkpoint else f"{text} and continued from step {step}"

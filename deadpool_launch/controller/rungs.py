@@ -227,6 +227,7 @@ def start_anew(turn: Turn, why: str, reason: str) -> None:
         electors=(),
         bare_since=None,
         unprotected_step=-1,
+        begun_at=0,
     )
     turn.set_ranks(
         range(len(state.ranks)),
@@ -236,6 +237,7 @@ def start_anew(turn: Turn, why: str, reason: str) -> None:
         save_nbytes=0,
         digests=(None, None),
         died_in=None,
+        brings_state=False,
     )
 
 

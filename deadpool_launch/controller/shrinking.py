@@ -277,4 +277,6 @@ def verdict_of(turn: Turn) -> tuple[str, str]:
         return "shrunk", f" with {count} of {state.config.world_size} ranks"
     if incident.regained:
         return "regrown", f" with {count} of {state.config.world_size} ranks"
+    if incident.begins and incident.planned:
+        return "begun", ""
     return "continued", ""

@@ -217,6 +217,10 @@ class Rank:
     #: latter is empty if it does not.
     replica: Ranks = ()
     fixed: str = ""
+    #: Its optimizers share out their state over the ranks that take part.
+    shares: bool = False
+    #: Its script came to the first step with a state that steps were made in.
+    brings_state: bool = False
     #: It takes no part: there is no node for its replica. Its process, if any, is ``DYING``.
     aside: bool = False
     #: Up to this step the copy of a peer stands for its own: it was aside then, or still is.
@@ -337,12 +341,14 @@ class Look:
 @dataclass(frozen=True, slots=True)
 class Wish:
     """A node that is to be left by its ranks. ``why`` continues a sentence that starts with its
-    name; ``slurms``: Slurm asked for it, and may think better of it.
+    name; ``slurms``: Slurm asked for it, and may think better of it; ``replicated``: not before
+    every rank has a replica.
     """
 
     node: str
     why: str
     slurms: bool = False
+    replicated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +385,8 @@ class Paths:
     by: float
     #: Why it was asked, as a sentence.
     reason: str
+    #: No rank has failed to connect yet: it only takes long.
+    early: bool
     #: Whom each node tries to reach, and whom it did not reach; no entry before it has answered.
     asked: Mapping[str, tuple[str, ...]]
     unreached: Mapping[str, tuple[str, ...]]
@@ -433,6 +441,11 @@ class Incident:
     unusable: tuple[int, ...] = ()
     #: It is no fault: the ranks of a node are moved.
     planned: bool = False
+    #: Nor is anything moved: training begins with a checkpoint of an earlier launch.
+    begins: bool = False
+    #: When the current epoch was opened some rank had no replica yet: there may be copies of its
+    #: state on one node only.
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,10 +471,14 @@ class State:
     begun: bool = False
     #: Newest step completed by any rank, ever; from 1 on there is work that must not be lost.
     newest: int = -1
+    #: The step that training began after: that of an earlier launch's checkpoint, or 0.
+    begun_at: int = 0
     #: A rank of this job came to its first step, so the script uses the runtime.
     attached: bool = False
     #: Epoch and step of every resume, in order: which copies count.
     history: tuple[tuple[int, int], ...] = ()
+    #: The ranks that took no part in an epoch, where there were any.
+    aside_in: Mapping[int, Ranks] = field(default_factory=dict)
     #: What ranks have written of durable checkpoints that are not complete, by epoch and step of
     #: the copies and by rank.
     saved: Mapping[tuple[int, int], Mapping[int, Saved]] = field(default_factory=dict)
@@ -506,6 +523,8 @@ class State:
     paths: Paths | None = None
     #: How often that was asked so far.
     trials: int = 0
+    #: When it is asked although no rank has failed to connect; None once all are connected.
+    connect_by: float | None = None
     #: Step that hung last, and step that was tried again last because connections broke.
     hung_step: int | None = None
     retried_step: int | None = None
@@ -539,7 +558,7 @@ class State:
         halt_by = self.halt.by if self.halt is not None else None
         stop_by = self.stop.by if self.stop is not None else None
         waits = self.gather_until, self.notice_at, look_by, paths_by, halt_by, stop_by
-        times += [at for at in (*waits, self.paces_at) if at is not None]
+        times += [at for at in (*waits, self.paces_at, self.connect_by) if at is not None]
         return min(times, default=None)
 
     def next_overdue(self) -> float | None:

@@ -48,7 +48,8 @@ def proceed(turn: Turn) -> None:
         return
     if not halts.all_there(state):
         return
-    if halt.step in state.checkpoints:
+    # (One of that step may be there from an earlier launch, which counted its own steps.)
+    if halt.step is not None and state.checkpoints.get(halt.step, 0) > 0:
         _end(turn, f" after step {halt.step}, whose checkpoint is complete")
     elif not state.config.checkpoint_dir:
         _end(turn, f" after step {halt.step}; no durable checkpoint was asked for")

@@ -96,6 +96,7 @@ def with_later_deadlines(state: State, by_s: float) -> State:
         gather_until=later(state.gather_until),
         notice_at=later(state.notice_at),
         paces_at=later(state.paces_at),
+        connect_by=later(state.connect_by),
         # The time limit does not wait for a launcher, so ``stop`` stays as it is.
         halt=of_question(state.halt),
     )

@@ -215,6 +215,8 @@ def fresh_process(rank: Rank, **changes: Any) -> Rank:
             digests=rank.digests,
             replica=rank.replica,
             fixed=rank.fixed,
+            shares=rank.shares,
+            brings_state=rank.brings_state,
             aside=rank.aside,
             adopts=rank.adopts,
             died_in=rank.died_in,

@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
+from deadpool_launch import terminal
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.policy import files
 from deadpool_launch.policy.merge import Setting, Settled, settle
@@ -32,13 +31,7 @@ def policy() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> int:
     """Say everything that is wrong in FILE; exit code 2 if anything is."""
-    problems = files.check(file)
-    for problem in problems:
-        click.echo(str(problem), err=True)
-    if problems:
-        return ExitCode.USAGE
-    click.echo(f"{file}: good")
-    return ExitCode.OK
+    return terminal.tell_problems(str(file), files.check(file))
 
 
 @policy.command()
@@ -78,11 +71,7 @@ def _as_json(settled: Settled) -> dict[str, Any]:
 
 
 def _print(settled: Settled) -> None:
-    width = _WIDTH if os.environ.get("COLUMNS") is None else None
-    console = Console(width=width, highlight=False, soft_wrap=False)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for heading in ("key", "value", "from"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "key")
+    console, table = terminal.console(), terminal.columns("key", "value", "from", whole=["key"])
     for setting in settled.settings.values():
         style = "" if setting.level != "default" or setting.limited else "dim"
         table.add_row(*_row(setting), style=style)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
+from deadpool_launch.dotted import Problem
 from deadpool_launch.errors import UsageError
-from deadpool_launch.policy.reading import PolicyFile, Problem, read
+from deadpool_launch.policy.reading import PolicyFile, read
 
 SITE_FILE = Path("/etc/deadpool/policy.yaml")
 #: Names another site file; empty: there is none.
@@ -40,16 +41,22 @@ def user_file(environ: Mapping[str, str], named: Path | None) -> PolicyFile | No
 
 def home_file(environ: Mapping[str, str]) -> Path | None:
     """Where the user's own policy stands; ``None`` without a home directory."""
+    folder = home_folder(environ)
+    return folder / "policy.yaml" if folder is not None else None
+
+
+def home_folder(environ: Mapping[str, str]) -> Path | None:
+    """Where everything stands that a user settles; ``None`` without a home directory."""
     if config := environ.get("XDG_CONFIG_HOME"):
-        return Path(config) / "deadpool" / "policy.yaml"
+        return Path(config) / "deadpool"
     if home := environ.get("HOME"):
-        return Path(home) / ".config" / "deadpool" / "policy.yaml"
+        return Path(home) / ".config" / "deadpool"
     return None
 
 
 def check(path: Path) -> list[Problem]:
     """Everything that is wrong in a file, be it a site's or a user's."""
-    return read(_text(path), str(path), may_limit=True)[1]
+    return read(text_of(path), str(path), may_limit=True)[1]
 
 
 def fill_in(folder: str, key: str, environ: Mapping[str, str]) -> str:
@@ -68,7 +75,7 @@ def fill_in(folder: str, key: str, environ: Mapping[str, str]) -> str:
 
 
 def _good(path: Path, *, may_limit: bool, named_by: str = "") -> PolicyFile:
-    file, problems = read(_text(path, named_by), str(path), may_limit=may_limit)
+    file, problems = read(text_of(path, named_by), str(path), may_limit=may_limit)
     if problems:
         more = len(problems) - 1
         rest = f" (and {more} more: deadpool policy check {path} lists all)" if more else ""
@@ -76,7 +83,8 @@ def _good(path: Path, *, may_limit: bool, named_by: str = "") -> PolicyFile:
     return file
 
 
-def _text(path: Path, named_by: str = "") -> str:
+def text_of(path: Path, named_by: str = "", what: str = "policy") -> str:
+    """The content of a file; ``what`` it should be, for people. Raises ``UsageError``."""
     by = f"{named_by} " if named_by else ""
     try:
         with path.open("rb") as file:
@@ -84,7 +92,7 @@ def _text(path: Path, named_by: str = "") -> str:
     except OSError as error:
         raise UsageError(f"{by}{path}: cannot be read ({os.strerror(error.errno or 0)})") from error
     if len(content) > _MOST_NBYTES:
-        raise UsageError(f"{by}{path}: is larger than {_MOST_NBYTES >> 20} MiB; is it a policy?")
+        raise UsageError(f"{by}{path}: is larger than {_MOST_NBYTES >> 20} MiB; is it a {what}?")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

@@ -62,9 +62,9 @@ class Count:
         return f"a whole number of at least {self.least}"
 
     def parse(self, node: yaml.Node) -> Value:
-        text = _scalar(node, self.wanted)
+        text = scalar(node, self.wanted)
         if not re.fullmatch(r"\d{1,9}", text) or int(text) < self.least:
-            raise _bad(text, self.wanted)
+            raise bad(text, self.wanted)
         return int(text)
 
     def show(self, value: Value) -> str:
@@ -86,13 +86,13 @@ class Number:
         return f"a number above {self.above:g} and below {self.below:g}"
 
     def parse(self, node: yaml.Node) -> Value:
-        text = _scalar(node, self.wanted)
+        text = scalar(node, self.wanted)
         try:
             value = float(text)
         except ValueError:
-            raise _bad(text, self.wanted) from None
+            raise bad(text, self.wanted) from None
         if not self.above < value < self.below:
-            raise _bad(text, self.wanted)
+            raise bad(text, self.wanted)
         return value
 
     def show(self, value: Value) -> str:
@@ -112,10 +112,10 @@ class Duration:
         return f"{A_DURATION}, from {show_duration(self.least_s)} to {show_duration(self.most_s)}"
 
     def parse(self, node: yaml.Node) -> Value:
-        text = _scalar(node, self.wanted)
+        text = scalar(node, self.wanted)
         value = read_duration(text)
         if value is None or not self.least_s <= value <= self.most_s:
-            raise _bad(text, self.wanted)
+            raise bad(text, self.wanted)
         return value
 
     def show(self, value: Value) -> str:
@@ -134,9 +134,9 @@ class Choice:
         return f"{', '.join(self.words[:-1])} or {self.words[-1]}"
 
     def parse(self, node: yaml.Node) -> Value:
-        text = _scalar(node, self.wanted)
+        text = scalar(node, self.wanted)
         if text not in self.words:
-            raise _bad(text, self.wanted)
+            raise bad(text, self.wanted)
         return text
 
     def show(self, value: Value) -> str:
@@ -157,7 +157,7 @@ class Order:
 
     def parse(self, node: yaml.Node) -> Value:
         entries = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        return self.of(_scalar(entry, self.wanted) for entry in entries)
+        return self.of(scalar(entry, self.wanted) for entry in entries)
 
     def of(self, given: Iterable[str]) -> Value:
         """The order that these words make; raises ``BadValue``."""
@@ -165,7 +165,7 @@ class Order:
         if order and order[-1] != self.words[-1]:
             order.append(self.words[-1])
         if not order or len(set(order)) < len(order) or not set(order) <= set(self.words):
-            raise _bad(", ".join(order), self.wanted)
+            raise bad(", ".join(order), self.wanted)
         return tuple(order)
 
     def show(self, value: Value) -> str:
@@ -180,9 +180,9 @@ class FilePath:
     wanted: str = "an absolute path, in which $VARIABLES may stand"
 
     def parse(self, node: yaml.Node) -> Value:
-        text = _scalar(node, self.wanted)
+        text = scalar(node, self.wanted)
         if not text.startswith(("/", "~", "$")):
-            raise _bad(text, self.wanted)
+            raise bad(text, self.wanted)
         return text
 
     def show(self, value: Value) -> str:
@@ -199,8 +199,8 @@ class Domains:
     def parse(self, node: yaml.Node) -> Value:
         pairs: list[tuple[str, str]] = []
         named: dict[str, str] = {}
-        for key, value in _mapping(node, self.wanted):
-            pattern, name = _scalar(key, self.wanted), _scalar(value, self.wanted)
+        for key, value in mapping(node, self.wanted):
+            pattern, name = scalar(key, self.wanted), scalar(value, self.wanted)
             nodes = expand_nodes(pattern)
             if not nodes:
                 raise BadValue(f"{pattern!r} is not a node list; must be {self.wanted}")
@@ -232,8 +232,8 @@ class Checks:
 
     def _check(self, number: int, entry: yaml.Node) -> AdmissionCheck:
         found: dict[str, yaml.Node] = {}
-        for key, value in _mapping(entry, self.wanted):
-            name = _scalar(key, self.wanted)
+        for key, value in mapping(entry, self.wanted):
+            name = scalar(key, self.wanted)
             if name not in ("command", "timeout"):
                 raise BadValue(
                     f"{name} is not a key of check {number}; valid are command and timeout"
@@ -242,7 +242,7 @@ class Checks:
         if "command" not in found or "timeout" not in found:
             missing = "command" if "command" not in found else "timeout"
             raise BadValue(f"check {number} has no {missing}; must be {self.wanted}")
-        command = _scalar(found["command"], "a shell command").strip()
+        command = scalar(found["command"], "a shell command").strip()
         if not command:
             raise BadValue(f"the command of check {number} is empty")
         return AdmissionCheck(command, Duration(0.1, 3600.0).parse(found["timeout"]))
@@ -277,11 +277,13 @@ def expand_domains(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return {node: name for pattern, name in pairs for node in expand_nodes(pattern)}
 
 
-def _bad(text: str, wanted: str) -> BadValue:
+def bad(text: str, wanted: str) -> BadValue:
+    """The error for this text."""
     return BadValue(f"{text!r} is wrong; must be {wanted}")
 
 
-def _scalar(node: yaml.Node, wanted: str) -> str:
+def scalar(node: yaml.Node, wanted: str) -> str:
+    """The text of a single value; raises ``BadValue``."""
     if not isinstance(node, yaml.ScalarNode):
         raise BadValue(f"must be {wanted}")
     if node.tag == _NULL:
@@ -289,7 +291,8 @@ def _scalar(node: yaml.Node, wanted: str) -> str:
     return str(node.value)
 
 
-def _mapping(node: yaml.Node, wanted: str) -> list[tuple[yaml.Node, yaml.Node]]:
+def mapping(node: yaml.Node, wanted: str) -> list[tuple[yaml.Node, yaml.Node]]:
+    """The pairs of a mapping; raises ``BadValue``."""
     if not isinstance(node, yaml.MappingNode):
         raise BadValue(f"must be {wanted}")
     return list(node.value)

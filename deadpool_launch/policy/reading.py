@@ -5,31 +5,19 @@ Everything that is wrong is found in one go. How files are merged is in ``merge.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 import yaml
 
+from deadpool_launch.dotted import LeafReader, Names, Problem, line_of
+from deadpool_launch.dotted import read as read_yaml
 from deadpool_launch.policy.kinds import BadValue, Value
-from deadpool_launch.policy.schema import BY_NAME, IN_ORDER, Key, is_section, valid_in
+from deadpool_launch.policy.schema import BY_NAME, IN_ORDER, Key
 
 LIMITS = "limits"
 _BOUNDS = ("min", "max", "fixed")
-#: Deeper than any key.
-_MOST_DEPTH = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that is wrong in a file; ``text`` says what would be right."""
-
-    path: str
-    line: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.path}, line {self.line}: {self.text}"
+_NAMES = Names(BY_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +52,10 @@ def read(text: str, path: str, *, may_limit: bool) -> tuple[PolicyFile, list[Pro
 
     ``may_limit``: it is a site's file, in which ``limits`` may stand.
     """
-    try:
-        return _read(text, path, may_limit)
-    except yaml.YAMLError as error:
-        return PolicyFile(path), [_syntax_problem(path, error)]
-    except RecursionError:
-        return PolicyFile(path), [Problem(path, 1, "is nested too deeply for a policy")]
-
-
-def _read(text: str, path: str, may_limit: bool) -> tuple[PolicyFile, list[Problem]]:
     reader = _Reader(path)
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    if root is None:
-        return PolicyFile(path), []
-    if not isinstance(root, yaml.MappingNode):
-        reader.wrong(root, f"must be a mapping of keys to values; valid are {_top_words()}")
-        return PolicyFile(path), reader.problems
-    reader.read_root(root, may_limit)
+    unreadable = read_yaml(text, path, "policy", lambda root: reader.read_root(root, may_limit))
+    if unreadable:
+        return PolicyFile(path), unreadable
     values, limits = reader.values, reader.limits
     for name, limit in limits.items():
         if name in values and (why := breaks(BY_NAME[name], values[name].value, limit)):
@@ -107,18 +82,17 @@ def breaks(key: Key, value: Value, limit: Limit) -> str:
     return ""
 
 
-class _Reader:
+class _Reader(LeafReader):
     def __init__(self, path: str) -> None:
-        self._path = path
+        super().__init__(path, _NAMES)
         self.values: dict[str, Given] = {}
         self.limits: dict[str, Limit] = {}
-        self.problems: list[Problem] = []
 
-    def wrong(self, node: yaml.Node, text: str) -> None:
-        self.problems.append(Problem(self._path, node.start_mark.line + 1, text))
-
-    def read_root(self, root: yaml.MappingNode, may_limit: bool) -> None:
-        for name, at, node in self._leaves(root, "", {LIMITS}):
+    def read_root(self, root: yaml.Node, may_limit: bool) -> None:
+        if not isinstance(root, yaml.MappingNode):
+            self.wrong(root, f"must be a mapping of keys to values; valid are {_top_words()}")
+            return
+        for name, at, node in self.leaves(root, "", {LIMITS}):
             if name == LIMITS:
                 if not may_limit:
                     self.wrong(at, f"{LIMITS} has effect only in the site's file; remove it here")
@@ -134,48 +108,16 @@ class _Reader:
         self._check_orders()
 
     def _read_limits(self, section: yaml.MappingNode) -> None:
-        for name, at, node in self._leaves(section, "", set()):
+        for name, at, node in self.leaves(section, "", set()):
             limit = self._limit(BY_NAME[name], at, node)
             if limit is not None:
                 self.limits[name] = limit
 
-    def _leaves(
-        self,
-        mapping: yaml.MappingNode,
-        section: str,
-        also: set[str],
-        given: set[str] | None = None,
-    ) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
-        """The keys in a mapping: full name, where it stands, and its value.
-
-        ``given``: those that the file has above it, in whichever of the two ways of writing.
-        """
-        given = set() if given is None else given
-        seen: set[str] = set()
-        for at, node in mapping.value:
-            if not isinstance(at, yaml.ScalarNode):
-                self.wrong(at, "a key must be a word")
-                continue
-            name = f"{section}.{at.value}" if section else str(at.value)
-            if name in seen | given:
-                self.wrong(at, f"{name} stands here a second time; remove one")
-                continue
-            seen.add(name)
-            if name in BY_NAME or name in also:
-                given.add(name)
-                yield name, at, node
-            elif not is_section(name):
-                self.wrong(at, _unknown(name, section, also))
-            elif not isinstance(node, yaml.MappingNode) or name.count(".") > _MOST_DEPTH:
-                self.wrong(at, f"{name} is a section; its keys are {', '.join(valid_in(name))}")
-            else:
-                yield from self._leaves(node, name, set(), given)
-
     def _value(self, key: Key, at: yaml.Node, node: yaml.Node) -> Given | None:
         if key.word and isinstance(node, yaml.ScalarNode) and node.value == key.word:
-            return Given(None, at.start_mark.line + 1)
+            return Given(None, line_of(at))
         try:
-            return Given(key.kind.parse(node), at.start_mark.line + 1)
+            return Given(key.kind.parse(node), line_of(at))
         except BadValue as error:
             alternative = f", or {key.word}" if key.word else ""
             self.wrong(at, f"{key.name}: {error}{alternative}")
@@ -206,7 +148,7 @@ class _Reader:
         if least is not None and most is not None and least > most:
             self.wrong(at, f"{name}: min {key.show(least)} is above max {key.show(most)}")
             return None
-        return Limit(at.start_mark.line + 1, least, most, found.get("fixed"))
+        return Limit(line_of(at), least, most, found.get("fixed"))
 
     def _check_orders(self) -> None:
         """Durations of one file that must be in an order are in it."""
@@ -220,7 +162,7 @@ class _Reader:
             shown = (BY_NAME[shorter].show(first.value), BY_NAME[longer].show(second.value))
             self.problems.append(
                 Problem(
-                    self._path,
+                    self.path,
                     max(first.line, second.line),
                     f"{longer} {shown[1]} must be longer than {shorter}, {shown[0]}",
                 )
@@ -236,29 +178,12 @@ class _Reader:
             names = list(first.values())
             self.problems.append(
                 Problem(
-                    self._path,
+                    self.path,
                     self.values[names[1]].line,
                     f"{' and '.join(names)} both say how many spares are held; keep one of them",
                 )
             )
 
 
-def _unknown(name: str, section: str, also: set[str]) -> str:
-    before, _, word = name.rpartition(".")
-    if before and is_section(before):
-        # Written with dots, so that the section is not the one it stands in.
-        section, also = before, set()
-    words = sorted({*valid_in(section), *also})
-    close = get_close_matches(word, words, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    return f"{name} is not a key{hint}; valid here are {', '.join(words)}"
-
-
 def _top_words() -> str:
-    return ", ".join(sorted({*valid_in(""), LIMITS}))
-
-
-def _syntax_problem(path: str, error: yaml.YAMLError) -> Problem:
-    mark = getattr(error, "problem_mark", None)
-    what = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return Problem(path, mark.line + 1 if mark is not None else 1, f"is not YAML: {what}")
+    return ", ".join(sorted({*_NAMES.valid_in(""), LIMITS}))

@@ -16,6 +16,7 @@ from deadpool_launch.options import (
     Mpi,
     OnDrain,
     Reaction,
+    Resume,
     SpareOrder,
     SpareStart,
 )
@@ -161,12 +162,12 @@ KEYS: tuple[Key, ...] = (
         Order(("shrink", "stop")),
         "What is done when a node is lost and no spare is left. stop ends the job (exit code 30). "
         "shrink goes on with the data-parallel replicas that are whole (DistributedDataParallel, "
-        "fully_shard over a mesh with a replicated dimension), in place, until nodes for the "
-        "others are there again: averages are over the ranks that are left, batches and learning "
-        "rate of each rank stay as they are, and the samples of the missing ranks are skipped. "
-        "The results are then not those of an undisturbed run, which is why it must be asked for. "
-        "Where it is not possible the job stops and says why. A durable checkpoint is no third "
-        "way, as reading one takes as many nodes as were lost.",
+        "also with ZeroRedundancyOptimizer; fully_shard over a mesh with a replicated dimension), "
+        "in place, until nodes for the others are there again: averages are over the ranks that "
+        "are left, batches and learning rate of each rank stay as they are, and the samples of "
+        "the missing ranks are skipped. The results are then not those of an undisturbed run, "
+        "which is why it must be asked for. Where it is not possible the job stops and says why. "
+        "A durable checkpoint is no third way, as reading one takes as many nodes as were lost.",
         flag="--on-exhausted",
     ),
     Key(
@@ -237,7 +238,8 @@ KEYS: tuple[Key, ...] = (
         Count(),
         "How many incidents that a node's processes begin are mended by new processes on that "
         "node; with the next one in the window a spare takes its ranks. It stays where no spare "
-        "is left or its copies are the only ones.",
+        "is left. While its copies may be the only ones the move waits until every rank has a "
+        "replica elsewhere, and is made at the end of a step then.",
         word="unlimited",
         word_is_most=True,
     ),
@@ -437,6 +439,15 @@ KEYS: tuple[Key, ...] = (
         "How many durable checkpoints are kept. With 1 there is none to go back to when the newest "
         "is damaged.",
     ),
+    Key(
+        "checkpoint.resume",
+        "resume",
+        Choice(get_args(Resume)),
+        "Whether a job that was requeued, or that has a --checkpoint-name, begins with the newest "
+        "durable checkpoint of its earlier launch: auto, unless the script loads a state of its "
+        "own (an optimizer or a scheduler has made steps before the first one); never, that "
+        "checkpoint is used only if all copies are lost.",
+    ),
 )
 
 #: The first must be shorter than the second.
@@ -446,15 +457,3 @@ IN_ORDER = (
     ("replication.confirm_timeout", "collective_timeout"),
 )
 BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
-
-
-def is_section(name: str) -> bool:
-    """Whether keys have names that begin so."""
-    return any(key.name.startswith(f"{name}.") for key in KEYS)
-
-
-def valid_in(section: str) -> list[str]:
-    """The words that may stand in a section; the top one has no name."""
-    prefix = f"{section}." if section else ""
-    inside = [key.name[len(prefix) :] for key in KEYS if key.name.startswith(prefix)]
-    return sorted({name.split(".")[0] for name in inside})

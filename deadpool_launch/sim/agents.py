@@ -131,11 +131,10 @@ class Agent:
         told = tuple(self._standings())
         self._wire.up(self._launcher.standings_told, self.node, told, (), number)
 
-    def try_paths(self, number: int, peers: tuple[str, ...]) -> None:
+    def try_paths(self, number: int, peers: tuple[str, ...], timeout_s: float) -> None:
         """Call other nodes; those that cannot be reached take the whole time."""
         reaches = self.cluster.reaches
         unreached = tuple(peer for peer in peers if not reaches(self.node, peer))
-        timeout_s = self.cluster.config.heartbeat_timeout_s
         wait_s = timeout_s if unreached else self._queue.delay(0.05)
         self._queue.later(wait_s, self._tell_paths, number, unreached)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from deadpool_launch.sim.promises import PromiseBroken
@@ -23,6 +23,13 @@ class Kept:
     state: State
     damaged: bool = False
 
+    def has_all_of(self, other: Kept) -> bool:
+        """Whether the other is a part of the same copy, or all of it."""
+        mine, theirs = self.copy, other.copy
+        same = (mine.rank, mine.step, mine.epoch) == (theirs.rank, theirs.step, theirs.epoch)
+        whole = {*theirs.segments} <= {*mine.segments}
+        return same and whole and self.state.lineage == other.state.lineage
+
 
 class Arenas:
     """What lies on each node. ``dead``: nodes that went away, with all they had."""
@@ -31,6 +38,10 @@ class Arenas:
         self.layout = layout
         self.kept: dict[str, dict[Slot, Kept]] = {}
         self.dead: set[str] = set()
+        #: The ranks that took no part, by epoch.
+        self.aside_in: dict[int, frozenset[int]] = {}
+        #: Nodes that lost copies in another way than that newer ones took their place.
+        self.bereft: set[str] = set()
         self._ports: dict[str, int] = {}
 
     def address(self, node: str) -> protocol.Address:
@@ -43,6 +54,7 @@ class Arenas:
 
     def lose(self, node: str) -> None:
         """All copies of the node are gone."""
+        self.bereft.add(node)
         self.kept.pop(node, None)
 
     def digests(self, rank: int, state: State) -> list[protocol.SegmentDigest]:
@@ -56,6 +68,11 @@ class Arenas:
         """Something is being written to the slot of this step."""
         if (arena := self.kept.get(node)) is not None:
             arena.pop((rank, replica, step % SLOTS), None)
+
+    def held(self, node: str, copy: protocol.Copy) -> Kept | None:
+        """The sealed replica of the rank and step of ``copy`` on the node."""
+        found = self.kept.get(node, {}).get((copy.rank, True, copy.step % SLOTS))
+        return found if found is not None and found.copy.step == copy.step else None
 
     def seal(self, node: str, copy: protocol.Copy, state: State) -> Kept:
         """The copy is whole."""
@@ -93,19 +110,35 @@ class Arenas:
             if step in refused or step <= found:
                 continue
             same = [each.copy for each in kept if each.state.lineage == lineage]
-            there = {ranks for copy in same for ranks in copy.segments}
-            having = {copy.rank for copy in same if there.issuperset(copy.missing)}
-            whole = {copy.rank for copy in same if not copy.replica and not copy.missing}
-            if all(
-                rank in having
-                or (step <= until and any(self._alike(rank, peer) for peer in whole & {*present}))
-                for rank, until in present.items()
-            ):
+            if any(self._is_whole(of, step, present) for of in self._as_shared_out(same)):
                 found = step
         return found
 
-    def _alike(self, rank: int, peer: int) -> bool:
-        return peer != rank and self.layout.segments[rank] == self.layout.segments[peer]
+    def _as_shared_out(self, same: list[protocol.Copy]) -> Iterator[list[protocol.Copy]]:
+        """The copies of one state that go together, for each way in which it was shared out, if
+        all shards are there."""
+        if not self.layout.shares:
+            yield same
+            return
+        everyone = frozenset(range(self.layout.world_size))
+        among = {
+            copy.epoch: everyone - self.aside_in.get(copy.epoch, everyone - everyone)
+            for copy in same
+        }
+        for former in set(among.values()):
+            of = [copy for copy in same if copy.rank not in former or among[copy.epoch] == former]
+            if former <= {copy.rank for copy in of if (copy.rank,) not in copy.missing}:
+                yield of
+
+    def _is_whole(self, same: list[protocol.Copy], step: int, present: Mapping[int, int]) -> bool:
+        there = {ranks for copy in same for ranks in copy.segments}
+        having = {copy.rank for copy in same if there.issuperset(copy.missing)}
+        whole = {copy.rank for copy in same if not copy.replica and not copy.missing}
+        return all(
+            rank in having
+            or (step <= until and any(self.layout.alike(rank, peer) for peer in whole & {*present}))
+            for rank, until in present.items()
+        )
 
     def fetched(self, rank: int, where: str, plan: protocol.Plan, cut: Set[str]) -> Kept | str:
         """The rank's copy on its node, made whole from the pieces; or why that cannot be done.
@@ -126,11 +159,8 @@ class Arenas:
         values: dict[Ranks, int] = {}
         for piece in plan.pieces:
             node = piece.source.host
-            if node in self.dead or piece.source != self.address(node):
-                return f"{node} does not answer"
-            if node != where and (node in cut or where in cut):
-                return f"{node} cannot be reached"
-            kept = self._read(node, (piece.rank, piece.replica, plan.step % SLOTS), plan.step)
+            slot = (piece.rank, piece.replica, plan.step % SLOTS)
+            kept = self._fetch(where, piece.source, slot, plan.step, cut)
             if isinstance(kept, str):
                 return kept
             parts.append(kept)
@@ -138,10 +168,11 @@ class Arenas:
                 if ranks not in kept.copy.segments:
                     raise PromiseBroken(f"rank {rank} is sent to {node} for what is not there")
                 place = self.layout.segments[kept.copy.rank].index(ranks)
-                values[ranks] = kept.state.values[place]
+                mine = (rank,) if self.layout.shares and ranks == (kept.copy.rank,) else ranks
+                values[mine] = kept.state.values[place]
         base = parts[0]
         adopted = plan.pieces[0].adopted and base.copy.rank != rank
-        if adopted and not self._alike(rank, base.copy.rank):
+        if adopted and not self.layout.alike(rank, base.copy.rank):
             raise PromiseBroken(f"rank {rank} is to take over a state that is not like its own")
         if base.copy.rank != rank and not adopted:
             raise PromiseBroken(f"rank {rank} is sent the state of rank {base.copy.rank}")
@@ -157,15 +188,45 @@ class Arenas:
             mix(base.state.own, rank) if adopted else base.state.own,
         )
         copy = protocol.Copy(rank, plan.step, base.copy.epoch, False, list(segments), [])
+        if adopted and plan.former:
+            return Kept(copy, state)  # it has a shard of another rank until it is made once more
         return self.seal(where, copy, state)
+
+    def lent(self, where: str, step: int, shard: protocol.Shard, cut: Set[str]) -> Kept | str:
+        """The copy of another rank that has its shard, on this node then; or why that is not."""
+        slot = (shard.rank, shard.replica, step % SLOTS)
+        if shard.source is None:
+            return self._read(where, slot, step)
+        kept = self._fetch(where, shard.source, slot, step, cut)
+        if isinstance(kept, str):
+            return kept
+        missing = [ranks for ranks in self.layout.segments[shard.rank] if ranks != (shard.rank,)]
+        copy = protocol.Copy(shard.rank, step, kept.copy.epoch, True, shard.segments, missing)
+        return self.seal(where, copy, kept.state)
+
+    def _fetch(
+        self, where: str, source: protocol.Address, slot: Slot, step: int, cut: Set[str]
+    ) -> Kept | str:
+        """A copy that lies elsewhere."""
+        node = source.host
+        if node in self.dead or source != self.address(node):
+            return f"{node} does not answer"
+        if node != where and (node in cut or where in cut):
+            return f"{node} cannot be reached"
+        return self._read(node, slot, step)
 
     def _read(self, node: str, slot: Slot, step: int) -> Kept | str:
         """Check a copy as its reader does; a damaged one loses its seal."""
         arena = self.kept.get(node, {})
         kept = arena.get(slot)
         if kept is None or kept.copy.step != step:
+            if node not in self.bereft:
+                raise PromiseBroken(
+                    f"the copy of step {step} of rank {slot[0]} on {node} is needed and gone"
+                )
             return f"there is no copy of step {step} of rank {slot[0]} on {node}"
         if not kept.damaged:
             return kept
         del arena[slot]
+        self.bereft.add(node)
         return f"a hash of the copy of rank {slot[0]} on {node} differs"

@@ -4,11 +4,13 @@ disk.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deadpool_launch.sim.arenas import Kept
 from deadpool_launch.sim.values import State
 from deadpool_runtime import protocol
+from deadpool_runtime.replication.naming import members
 
 if TYPE_CHECKING:
     from deadpool_launch.sim.cluster import Cluster
@@ -16,6 +18,21 @@ if TYPE_CHECKING:
 
 #: Steps whose digests are compared between ranks.
 _COMPARED_STEP = 1
+
+
+@dataclass(frozen=True)
+class Put:
+    """A replica on its way from one replicator to another."""
+
+    process: Process
+    kept: Kept
+    epoch: int
+    source: protocol.Address
+    to: protocol.Address
+    #: Whether the rank waits for it.
+    confirms: bool
+    #: Whether another replica of the same step may be overwritten.
+    replaces: bool
 
 
 class Copying:
@@ -75,11 +92,34 @@ class Copying:
 
     # ------------------------------------------------------------ to other nodes
 
-    def choose(self, process: Process, epoch: int, holder: protocol.Holder | None) -> None:
-        """From now on replicas go to ``holder``, first that of the newest copy."""
+    def choose(
+        self,
+        process: Process,
+        epoch: int,
+        holder: protocol.Holder | None,
+        *,
+        restoring: bool = False,
+    ) -> None:
+        """From now on replicas go to ``holder``, first that of the newest copy. ``restoring``:
+        other ranks still fetch what they need; ``resumed`` is to follow."""
         if epoch >= process.chosen:
             process.chosen, process.holder = epoch, holder
+            process.restoring, process.postponed = restoring, False
             self._replicate(process)
+
+    def resumed(self, process: Process) -> None:
+        """All ranks are restored."""
+        process.restoring = False
+        if process.postponed:
+            process.postponed = False
+            self._replicate(process)
+
+    def _postpone(self, process: Process, epoch: int) -> None:
+        """The holder has something else of this step that others may need."""
+        if process.chosen == epoch:
+            process.postponed = True
+            if not process.restoring:
+                self.resumed(process)
 
     def again(self, process: Process) -> None:
         """The replicator of the node is another one: it is told of the newest copy."""
@@ -116,48 +156,40 @@ class Copying:
             to.host,
             self._cluster.queue.delay(0.05),
             self._arriving,
-            process if confirms else None,
-            kept,
-            epoch,
-            source,
-            to,
+            Put(process, kept, epoch, source, to, confirms, not process.restoring),
         )
 
-    def _arriving(
-        self,
-        process: Process | None,
-        kept: Kept,
-        epoch: int,
-        source: protocol.Address,
-        to: protocol.Address,
-    ) -> None:
-        """The first of it arrives: what was in the slot is gone."""
-        if not self._can_arrive(epoch, source, to):
+    def _arriving(self, put: Put) -> None:
+        """The first of it arrives: what was in the slot is gone, but for a replica of this very
+        copy, or one of the same step that others may need."""
+        if not self._can_arrive(put):
             return
-        self._arenas.wipe(to.host, kept.copy.rank, True, kept.copy.step)
+        there = self._arenas.held(put.to.host, put.kept.copy)
+        if there is not None and there.has_all_of(put.kept):
+            self._confirm(put)
+            return
+        if there is not None and not put.replaces:
+            put.process.when(0.02, self._postpone, put.process, put.epoch)
+            return
+        self._arenas.wipe(put.to.host, put.kept.copy.rank, True, put.kept.copy.step)
         delay_s = self._cluster.queue.delay(0.05)
-        where = source.host, to.host
-        self._network.between(*where, delay_s, self._arrived, process, kept, epoch, source, to)
+        self._network.between(put.source.host, put.to.host, delay_s, self._arrived, put)
 
-    def _arrived(
-        self,
-        process: Process | None,
-        kept: Kept,
-        epoch: int,
-        source: protocol.Address,
-        to: protocol.Address,
-    ) -> None:
-        if self._can_arrive(epoch, source, to):
-            self._arenas.seal(to.host, kept.copy, kept.state)
-            if process is not None:
-                process.when(0.02, process.confirm, epoch, kept.copy.step)
+    def _arrived(self, put: Put) -> None:
+        if self._can_arrive(put):
+            self._arenas.seal(put.to.host, put.kept.copy, put.kept.state)
+            self._confirm(put)
 
-    def _can_arrive(self, epoch: int, source: protocol.Address, to: protocol.Address) -> bool:
+    def _confirm(self, put: Put) -> None:
+        if put.confirms:
+            put.process.when(0.02, put.process.confirm, put.epoch, put.kept.copy.step)
+
+    def _can_arrive(self, put: Put) -> bool:
         """Whether both replicators are still who they were, and the epoch is not fenced off."""
-        for each in (source, to):
+        for each in (put.source, put.to):
             if each.host in self._arenas.dead or self._arenas.address(each.host) != each:
                 return False
-        return self._cluster.fenced.get(to.host, 0) <= epoch
+        return self._cluster.fenced.get(put.to.host, 0) <= put.epoch
 
     # ------------------------------------------------------------ and back
 
@@ -172,3 +204,29 @@ class Copying:
         segments = list(self._cluster.layout.segments[rank])
         copy = protocol.Copy(rank, plan.step, plan.epoch, False, segments, [])
         return self._arenas.seal(node, copy, part.state)
+
+    def shards(
+        self, process: Process, plan: protocol.Plan, found: Kept
+    ) -> dict[int, tuple[int, int]] | str:
+        """The past and value of each shard that the process brings, by rank; or why one cannot be
+        had."""
+        layout, brought = self._cluster.layout, {}
+        if process.rank in members(plan.former):
+            brought[process.rank] = found.state.lineage, layout.shard_of(process.rank, found.state)
+        for shard in plan.shards:
+            if plan.checkpoint:
+                part = self._cluster.disk.read(shard.rank, plan.step)
+                state = part if isinstance(part, str) else part.state
+            else:
+                kept = self._arenas.lent(process.node, plan.step, shard, self._network.apart)
+                state = kept if isinstance(kept, str) else kept.state
+            if isinstance(state, str):
+                return state
+            brought[shard.rank] = state.lineage, layout.shard_of(shard.rank, state)
+        return brought
+
+    def anew(self, process: Process, epoch: int) -> protocol.Copy:
+        """A copy of the state that the process has now, which is none of those that it fetched."""
+        segments = list(self._cluster.layout.segments[process.rank])
+        copy = protocol.Copy(process.rank, process.state.step, epoch, False, segments, [])
+        return self._arenas.seal(process.node, copy, process.state).copy

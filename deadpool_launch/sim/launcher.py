@@ -234,9 +234,9 @@ class Launcher:
                     agent.down(cluster.agents[node].take_standings, number)
             case ev.TakeStacks(node=node):
                 self._reach(node)
-            case ev.TryPaths(node=node, number=number, peers=peers):
+            case ev.TryPaths(node=node, number=number, peers=peers, timeout_s=timeout_s):
                 if (agent := self._reach(node)) is not None:
-                    agent.down(cluster.agents[node].try_paths, number, tuple(peers))
+                    agent.down(cluster.agents[node].try_paths, number, tuple(peers), timeout_s)
             case ev.CommitCheckpoint(step=step, epoch=epoch):
                 self._queue.later(self._queue.delay(), self._commit, step, epoch)
             case ev.Finish():

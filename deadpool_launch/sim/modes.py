@@ -28,6 +28,8 @@ class Mode(StrEnum):
     PARKED = "parked"
     REBUILD = "rebuild"
     FETCH = "fetch"
+    #: What optimizers share out is shared out anew.
+    SHARE = "share"
     #: The state is there, or could not be had; the next word is awaited.
     RESTORED = "restored"
     REFUSED = "refused"
@@ -48,6 +50,7 @@ UNWINDS = frozenset(
         Mode.PARKED,
         Mode.REBUILD,
         Mode.FETCH,
+        Mode.SHARE,
         Mode.RESTORED,
         Mode.REFUSED,
     }

@@ -25,6 +25,7 @@ from deadpool_launch.controller.states import Phase
 from deadpool_launch.controller.states import State as JobState
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.sim.faults import NODE_KINDS, SCRIPT_KINDS, Fault, FaultKind
+from deadpool_launch.sim.scenario import CONFIRM_S
 from deadpool_launch.sim.values import State
 from deadpool_runtime import protocol
 
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 
 #: After one of these a step may be gone from memory though the job was told of each.
 _COPY_KINDS = frozenset({FaultKind.DAMAGE, FaultKind.CORRUPT})
+
+
+def _has_unheld(state: JobState) -> bool:
+    """Whether some rank has no holder, though copies are made."""
+    return state.protecting and None in state.holders.values()
 
 
 class PromiseBroken(AssertionError):
@@ -62,10 +68,16 @@ class Promises:
         self._born: set[tuple[int, int]] = set()
         #: Ranks were set aside: the numbers are no longer those of an undisturbed run.
         self._shrunk = False
+        #: Until when some rank had no holder, and whether a fault struck then or shortly after.
+        self._unheld_until = -CONFIRM_S
+        self._struck_bare = False
 
     def hit(self, fault: Fault, node: str) -> None:
         """A fault found its target on ``node``."""
         self.struck.append(fault)
+        now = self._cluster.queue.now
+        recently = now <= self._unheld_until + CONFIRM_S
+        self._struck_bare |= recently or _has_unheld(self._cluster.launcher.state)
         if fault.kind in NODE_KINDS:
             self.hurt_nodes.add(node)
         if fault.kind is FaultKind.DRAIN:
@@ -110,6 +122,8 @@ class Promises:
         validate(after, before)
         if after.epoch < before.epoch:
             raise PromiseBroken("the epoch went back")
+        if after.holders is not before.holders and _has_unheld(before):
+            self._unheld_until = self._cluster.queue.now
         planned = False
         for action in actions:
             match action:
@@ -149,7 +163,8 @@ class Promises:
                     pass
         if after.phase is not Phase.ENDED and not self._ruled:
             used = sum(name not in after.config.active for name in after.seats)
-            hurt = len(self.hurt_nodes | self.unwanted | set(after.worn))
+            # (Of those that are drained some are not asked for, but used up their budget.)
+            hurt = len(self.hurt_nodes | self.unwanted | {*after.worn, *after.drained})
             if used > hurt:
                 raise PromiseBroken(f"{used} spares are used for {hurt} nodes")
 
@@ -193,7 +208,7 @@ class Promises:
         if plan.checkpoint or went_back or plan.step >= self.common_step - 1:
             return
         told = after.unprotected > 0 or any(fault.kind in _COPY_KINDS for fault in self.struck)
-        if not told:
+        if not told and not self._struck_bare:
             raise PromiseBroken(
                 f"all go back to step {plan.step} though every rank has completed step "
                 f"{self.common_step}"
@@ -217,7 +232,7 @@ class Promises:
                 self._require(finish, hurt > spares, "a spare is left")
                 self._require(finish, not after.free, "a spare is left")
             case ExitCode.STATE_LOST:
-                self._lost(before, finish)
+                self._lost(before, after, finish)
             case ExitCode.STOPPED_IN_TIME:
                 self._require(finish, FaultKind.LIMIT in kinds, "the limit is far")
             case ExitCode.START_FAILED | ExitCode.RECOVERY_FAILED:
@@ -240,12 +255,14 @@ class Promises:
             if not self._shrunk and not state.equals(cluster.layout.expected(rank, last)):
                 raise PromiseBroken(f"rank {rank} ends with a wrong value, step {state.step}")
 
-    def _lost(self, before: JobState, finish: Finish) -> None:
-        """No step was whole in memory or on disk, where that is what the verdict says."""
+    def _lost(self, before: JobState, after: JobState, finish: Finish) -> None:
+        """No step was whole in memory or on disk, where that is what the verdict says; not even if
+        a node was given up just before because it did not tell what it has.
+        """
         if "no step is whole" not in finish.reason and "no copy of any step" not in finish.reason:
             return
         refused = before.incident.refused if before.incident is not None else frozenset()
-        whole = self._cluster.newest_whole(before, refused)
+        whole = self._cluster.newest_whole(after, refused)
         self._require(finish, whole < 0, f"step {whole} is whole in memory")
         newest = self._cluster.disk.newest(refused)
         self._require(finish, newest is None, f"the checkpoint of step {newest} is good")
@@ -264,8 +281,10 @@ class Promises:
             return
         if before.steps_over or any(rank.steps_ended for rank in before.present()):
             return  # ranks that have left their steps cannot be unwound
-        if not all(before.holders.get(rank.rank) for rank in before.present()):
+        if self._struck_bare or not all(before.holders.get(r.rank) for r in before.present()):
             return  # no other node was up that could hold a replica, and people were told so
+        if fault.kind is FaultKind.SLOW and "give --collective-timeout" in finish.reason:
+            return  # its steps take longer than the user said that any does
         raise PromiseBroken(f"one fault ({fault}) ends the job: {finish.reason}")
 
     def _require(self, finish: Finish, holds: bool, otherwise: str) -> None:

@@ -3,7 +3,7 @@
     new -> script -> attached -> compute <-> collective -> confirm -> (compute | waiting) -> over
                                     |  a Revoke, from anywhere in the steps
                                     v
-               parking -> parked -> rebuild -> fetch -> restored -> compute
+               parking -> parked -> rebuild -> fetch (-> share) -> restored -> compute
 
 A message or a timer finds the process in some mode and does nothing if it is no longer wanted
 there. What ranks do together is in ``training.py``, how copies leave a rank in ``copying.py``.
@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, assert_never
 
 from deadpool_launch.sim.modes import IN_STEP, UNWINDS, Mode
-from deadpool_launch.sim.training import Meeting
+from deadpool_launch.sim.training import SHARING, Meeting
 from deadpool_launch.sim.values import State, after_step
 from deadpool_runtime import protocol
+from deadpool_runtime.replication.naming import members
 
 if TYPE_CHECKING:
     from deadpool_launch.sim.agents import Agent
@@ -52,6 +53,8 @@ class Process:
         #: Ranks that take no part in the groups that were built last.
         self.aside: frozenset[int] = frozenset()
         self.meeting: Meeting | None = None
+        #: The past and value of the shards that it brings, by rank.
+        self.brought: dict[int, tuple[int, int]] = {}
         #: The newest step whose replica is confirmed, or known not to be made.
         self.confirmed = -1
         self.given_up = -1
@@ -63,6 +66,9 @@ class Process:
         self.holder: protocol.Holder | None = None
         #: Whether the launcher has chosen a holder, and in which epoch.
         self.chosen = 0
+        #: Other ranks still fetch what they need, and a replica waits for that.
+        self.restoring = False
+        self.postponed = False
         self.protected = 0
         #: The copy that is being made, and the newest that is whole.
         self.unsealed: State | None = None
@@ -160,7 +166,8 @@ class Process:
 
     def waits_in(self, epoch: int) -> bool:
         """Whether the process waits for others in this epoch."""
-        return self.newest == epoch and self.mode in (Mode.COLLECTIVE, Mode.REBUILD)
+        meets = Mode.COLLECTIVE, Mode.REBUILD, Mode.SHARE
+        return self.newest == epoch and self.mode in meets
 
     def _leave_meeting(self) -> None:
         if self.meeting is not None:
@@ -189,6 +196,7 @@ class Process:
             case protocol.Plan():
                 if self.mode is Mode.PARKED and body.epoch == self.newest and not self.deaf:
                     self.plan, self.aside = body, frozenset(body.aside)
+                    self.cluster.arenas.aside_in[body.epoch] = self.aside
                     self.mode = Mode.REBUILD
                     self.when(0.05, self._come_to_rebuild, body.epoch)
             case protocol.Resume(epoch=epoch):
@@ -278,7 +286,8 @@ class Process:
             segments = self.cluster.layout.segments[self.rank]
             sizes = [protocol.SegmentSize(ranks, 100) for ranks in segments]
             replica, fixed = self.cluster.layout.replica_of(self.rank)
-            self.say(protocol.Attached("simulated", sizes, 10, 0, list(replica), fixed))
+            shares = self.cluster.layout.shares
+            self.say(protocol.Attached("simulated", sizes, 10, 0, list(replica), fixed, shares))
 
     def _bare_end(self) -> None:
         if self.mode is Mode.SCRIPT:
@@ -377,7 +386,7 @@ class Process:
 
     def broken(self, epoch: int, step: int | None) -> None:
         """The process notices that a peer which it waits for is lost."""
-        if step is None:
+        if step is None or step == SHARING:
             self._not_connected(epoch)
         elif self.mode is Mode.COLLECTIVE and self._is_at(epoch, step):
             self.raise_in_step(PEER_GONE)
@@ -427,7 +436,7 @@ class Process:
 
     def _not_connected(self, epoch: int) -> None:
         """A peer did not come, cannot be reached or was lost: a newer epoch is to follow."""
-        if self.mode is Mode.REBUILD and self.newest == epoch:
+        if self.mode in (Mode.REBUILD, Mode.SHARE) and self.newest == epoch:
             self._leave_meeting()
             self.mode = Mode.REFUSED
             self.say(protocol.NotConnected(epoch, "connection timed out"))
@@ -437,23 +446,44 @@ class Process:
         if self.mode is not Mode.FETCH or self.newest != epoch or plan is None:
             return
         found = self.cluster.copying.fetched(self, plan)
-        if isinstance(found, str):
+        brought = {} if isinstance(found, str) else self.cluster.copying.shards(self, plan, found)
+        if isinstance(found, str) or isinstance(brought, str):
             self.mode = Mode.REFUSED
-            self.say(protocol.RestoreFailed(epoch, plan.step, found))
+            why = found if isinstance(found, str) else str(brought)
+            self.say(protocol.RestoreFailed(epoch, plan.step, why))
             return
-        self.state, copy = found.state, found.copy
+        self.state, self.sealed, self.brought = found.state, found.copy, brought
+        self.sealed_state = found.state
+        if not plan.former:
+            self._restored(epoch, plan)
+            return
+        self.mode = Mode.SHARE
+        self.meeting = self.cluster.training.meet(self, epoch, SHARING)
+        self.queue.later(CONNECT_S, self._do, self._not_connected, (epoch,))
+
+    def shared(self, epoch: int, shards: dict[int, int]) -> None:
+        """All ranks have brought their shards: this one takes what falls to it."""
+        if self.mode is Mode.SHARE and self.newest == epoch and self.plan is not None:
+            self.meeting = None
+            self.state = self.cluster.layout.shared_anew(self.rank, self.state, shards)
+            if self.plan.checkpoint or self.rank not in members(self.plan.former):
+                self.sealed = self.cluster.copying.anew(self, epoch)
+                self.sealed_state = self.state
+            self._restored(epoch, self.plan)
+
+    def _restored(self, epoch: int, plan: protocol.Plan) -> None:
         if self.corrupt:
             self.corrupt = False
             self.state = self.cluster.spoilt(self.rank, self.state)
         self.mode = Mode.RESTORED
         digests = self.cluster.arenas.digests(self.rank, self.state)
         self.say(protocol.Restored(epoch, plan.step, digests))
-        self.sealed, self.sealed_state = copy, found.state
-        self.cluster.copying.choose(self, epoch, plan.holder)
+        self.cluster.copying.choose(self, epoch, plan.holder, restoring=True)
 
     def _resume(self, epoch: int) -> None:
         self.epoch = epoch
         self.halt = None
         self.confirmed, self.given_up, self.gave_up_at = self.state.step, -1, None
+        self.cluster.copying.resumed(self)
         self.cluster.resumed(self, epoch)
         self.begin_step()

@@ -12,6 +12,8 @@ from deadpool_launch.sim.values import LayoutKind
 
 #: How long a rank waits for the confirmation of a step; longer than a loss takes to be noticed.
 CONFIRM_S = 0.9
+#: How long a restart counts against a node.
+RESTARTS_WITHIN_S = 5.0
 #: Where the simulated disk is.
 CHECKPOINT_DIR = "/checkpoints"
 
@@ -48,6 +50,7 @@ def quick_config(
     shrink: bool = False,
     extras: int = 0,
     readmit_after_s: float | None = None,
+    node_restarts: int | None = None,
 ) -> Config:
     """Short deadlines, so that escalation happens within a few simulated seconds."""
     return Config(
@@ -71,6 +74,8 @@ def quick_config(
         checkpoint_dir=checkpoint_dir,
         shrink=shrink,
         readmit_after_s=readmit_after_s,
+        node_restarts=node_restarts,
+        node_restarts_within_s=RESTARTS_WITHIN_S,
         quarantine_within_s=3,
     )
 
@@ -93,10 +98,11 @@ def random_scenario(
         spare_start=dice.choice(("at-start", "on-failure")),
         gather_s=dice.choice((0.0, 0.05)),
         checkpoint_dir=CHECKPOINT_DIR if every else "",
-        # Not from the same dice: the other draws stay what they were.
+        # Not from the same dice, as the restarts: the other draws stay what they were.
         shrink=random.Random(f"shrink {seed}").random() < 0.5,
         extras=1 if dice.random() < 0.1 else 0,
         readmit_after_s=dice.choice((None, 0.2, 1.0)),
+        node_restarts=random.Random(f"restarts {seed}").choice((None, None, 0, 1, 2)),
     )
     attaches = dice.random() < 0.9
     layout = dice.choice(list(LayoutKind))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from deadpool_launch.sim.promises import PromiseBroken
 from deadpool_launch.sim.values import contribution
+from deadpool_runtime.replication.naming import members
 
 if TYPE_CHECKING:
     from deadpool_launch.sim.cluster import Cluster
@@ -16,6 +17,8 @@ LATE = 0.5
 #: How often it is seen whether ranks that cannot reach each other do again.
 LOOK_S = 0.1
 _MASK = (1 << 64) - 1
+#: Stands for the step where state is shared out anew.
+SHARING = -1
 
 
 class Meeting:
@@ -76,7 +79,8 @@ class Training:
 
     def _all_there(self, processes: list[Process], epoch: int, step: int | None) -> None:
         apart = self._cluster.network.apart
-        if apart and any(process.node in apart for process in processes):
+        nodes = {process.node for process in processes}
+        if apart & nodes and len(nodes) > 1:  # within a node all reach each other
             self._wait_for_path(processes, epoch, step)
             return
         if any(process.meeting is not None and process.meeting.void for process in processes):
@@ -85,11 +89,33 @@ class Training:
             for process in processes:
                 process.when(0.05, process.rebuilt, epoch)
             return
+        if step == SHARING:
+            shards = self._shards(processes)
+            for process in processes:
+                process.when(0.05, process.shared, epoch, shards)
+            return
         if len({process.state.lineage for process in processes}) != 1:
             raise PromiseBroken(f"ranks with different pasts meet in epoch {epoch}, step {step}")
         total = sum(contribution(process.state) for process in processes) & _MASK
         for process in processes:
             process.when(0.03, process.summed, epoch, step, total)
+
+    def _shards(self, processes: list[Process]) -> dict[int, int]:
+        """The shards that they bring, by rank: one of each that had one, all of one past."""
+        former: set[int] = set()
+        shards: dict[int, int] = {}
+        for process in processes:
+            if process.plan is not None:
+                former.update(members(process.plan.former))
+            for rank, (lineage, value) in process.brought.items():
+                if rank in shards:
+                    raise PromiseBroken(f"the shard of rank {rank} is brought twice")
+                if lineage != processes[0].state.lineage:
+                    raise PromiseBroken(f"the shard of rank {rank} is of another past")
+                shards[rank] = value
+        if shards.keys() != former:
+            raise PromiseBroken(f"shards of {sorted(shards)} are there, not of {sorted(former)}")
+        return shards
 
     def _wait_for_path(self, processes: list[Process], epoch: int, step: int | None) -> None:
         """They go on when they reach each other, unless one of them leaves before."""

@@ -7,6 +7,7 @@ what an undisturbed run has after each step is known in advance.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -30,7 +31,8 @@ class LayoutKind(StrEnum):
 
     #: Everything.
     DDP = "ddp"
-    #: The parameters; each rank has optimizer state of its own.
+    #: The parameters; each rank has a share of the optimizer state, another one when others take
+    #: part.
     ZERO = "zero"
     #: Nothing.
     FSDP = "fsdp"
@@ -63,7 +65,7 @@ class Layout:
         """The ranks that have a whole model with this one, and why all are needed; see
         ``protocol.Attached``."""
         match self.kind:
-            case LayoutKind.DDP:
+            case LayoutKind.DDP | LayoutKind.ZERO:
                 return (rank,), ""
             case LayoutKind.HSDP:
                 nproc = len({segments for segments in self.segments})
@@ -71,6 +73,33 @@ class Layout:
                 return tuple(range(first, first + nproc)), ""
             case _:
                 return tuple(range(self.world_size)), "ranks have state that no other has"
+
+    @property
+    def shares(self) -> bool:
+        """Whether what a rank has alone is shared out over those that take part."""
+        return self.kind is LayoutKind.ZERO
+
+    def alike(self, rank: int, peer: int) -> bool:
+        """Whether the copy of ``peer`` may take the place of that of ``rank``."""
+
+        def common(of: int) -> list[Ranks]:
+            return [name for name in self.segments[of] if not self.shares or name != (of,)]
+
+        return peer != rank and common(rank) == common(peer)
+
+    def shard_of(self, rank: int, state: State) -> int:
+        """What ``rank`` has alone in this state of it."""
+        return state.values[self.segments[rank].index((rank,))]
+
+    def shared_anew(self, rank: int, state: State, shards: Mapping[int, int]) -> State:
+        """The state with the share that falls to ``rank`` of what is in ``shards``, all of which
+        it depends on."""
+        total = sum(mix(value, of + 1) for of, value in shards.items()) & _MASK
+        values = tuple(
+            mix(total, rank) if name == (rank,) else value
+            for name, value in zip(self.segments[rank], state.values, strict=True)
+        )
+        return State(state.step, state.lineage, values, state.own)
 
     @cached_property
     def undisturbed(self) -> list[tuple[State, ...]]:

@@ -65,7 +65,8 @@ async def _succeed(asked: _Asked) -> tuple[int, bool]:
     before = given.allocation.batch_host or "its host"
     allocation = replace(given.allocation, batch_host=asked.node, launcher_host=asked.host)
     given = msgspec.structs.replace(given, allocation=allocation)
-    backend = SlurmBackend(_variables(os.environ, given.variables))
+    variables = _variables(os.environ, given.variables)
+    backend = SlurmBackend(variables, site=given.options.site_config)
     backend.restore(allocation, asked.term, abroad=True)
     journal = Journal(asked.run_dir, click.echo)
     secret = channel.read_secret(asked.run_dir)
@@ -75,7 +76,7 @@ async def _succeed(asked: _Asked) -> tuple[int, bool]:
     journal.write("launcher", term=asked.term, pid=os.getpid(), node=asked.node, ended=ended)
     running = driver.go_on(ended, kept.at, f"taken over by {asked.node} from its copy of the log")
     try:
-        code = await to_the_end(driver, running, journal)
+        code = await to_the_end(driver, running, journal, given, backend)
         return code, await requeue(given.options, driver, backend, journal)
     finally:
         await backend.close()

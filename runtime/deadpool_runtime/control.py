@@ -281,7 +281,7 @@ class Control:
         had, or nothing; raises ``Superseded`` when a newer epoch comes."""
         with self._changed:
             self._wait_unless_newer(epoch, lambda: epoch in self._assembled)
-            return self._assembled[epoch]
+            return self._assembled.pop(epoch)
 
     def wait_plan(self, epoch: int) -> protocol.Plan:
         """Block until the plan of ``epoch`` is there; ``Superseded`` when a newer epoch comes."""

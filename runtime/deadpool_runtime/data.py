@@ -18,10 +18,11 @@ covered: their seeds and order are not part of the position.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from deadpool_runtime import rng
@@ -57,11 +58,17 @@ class Batches:
     """The batches of one ``job.steps`` call, numbered from 1 across epochs.
 
     ``epochs``: -1 for no limit. ``remember``: keep what is needed to come back to a batch; off
-    where nothing is protected.
+    where nothing is protected. ``is_saved``: whether a tensor is a part of the training's state.
     """
 
     def __init__(
-        self, loader: Iterable[Any], *, max_steps: int | None, epochs: int, remember: bool
+        self,
+        loader: Iterable[Any],
+        *,
+        max_steps: int | None,
+        epochs: int,
+        remember: bool,
+        is_saved: Callable[[torch.Tensor], bool] = lambda _: False,
     ) -> None:
         self._stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         _require_repeatable(loader, self._stateful)
@@ -69,7 +76,11 @@ class Batches:
         self._max_steps = max_steps
         self._epochs = epochs
         self._remember = remember
-        self._kept = LoaderState(loader, only_generators=self._stateful) if remember else None
+        self._kept = (
+            LoaderState(loader, only_generators=self._stateful, is_saved=is_saved)
+            if remember
+            else None
+        )
         self._order = Order(loader)
         self._all_new = gives_new_batches(loader)
         self._iterator: Iterator[Any] | None = None
@@ -84,7 +95,7 @@ class Batches:
         attributes of the loader, among which there may be times."""
         start = self._newest_position.get("start", {})
         return {
-            **self._newest_position,
+            **{key: value for key, value in self._newest_position.items() if key != "body"},
             "start": {key: value for key, value in start.items() if key != "kept"},
         }
 
@@ -100,12 +111,20 @@ class Batches:
         the random state and the samplers that this process has."""
         assert self._kept is not None
         start = {"rng": rng.capture(), "kept": self._kept.capture(), "reused": False}
-        own = {"start": start, "generators": self._kept.generators(), "order": "", "batch": ""}
+        own = {
+            "start": start,
+            "generators": self._kept.generators(),
+            "body": {},
+            "order": "",
+            "batch": "",
+        }
         return {**theirs, **own}
 
     def rewind(self, number: int, position: Position, before: rng.RngState) -> Fetched:
         """Go to batch ``number`` as ``position`` describes it, whatever was fetched so far."""
         self._iterator = None
+        if self._kept is not None and self._newest:
+            self._kept.changed_by_body()  # what cannot be undone is refused
         self._epoch, self._taken = position["epoch"], position["taken"]
         self._start = position["start"]
         if position["ended"]:
@@ -127,6 +146,8 @@ class Batches:
             rng.restore(before)
             if self._kept is not None and not self._stateful:
                 self._kept.set_generators(position["generators"])
+                if position["body"]:
+                    self._kept.restore_body(position["body"])
         try:
             batch = self._next_batch()
         except StopIteration:
@@ -172,6 +193,7 @@ class Batches:
     def _fetch(self, number: int, last: bool) -> Fetched:
         before = rng.capture() if self._remember else {}
         generators = self._kept.generators() if self._kept is not None else {}
+        body = self._kept.changed_by_body() if self._kept is not None and self._newest else {}
         loader_state = self._loader_state() if self._iterator is not None else None
         if last or (self._max_steps is not None and number > self._max_steps):
             return self._end(number, before)
@@ -181,6 +203,7 @@ class Batches:
                     return self._end(number, before)
                 loader_state = self._loader_state()
                 self._open_epoch()
+                body = {}  # it is in what the epoch starts with
                 assert self._iterator is not None
             try:
                 batch = self._next_batch()
@@ -197,6 +220,7 @@ class Batches:
             position = self._position(ended=False, loader=loader_state)
             if self._remember:
                 position["generators"] = generators
+                position["body"] = body
                 position["order"] = self._order.digest(self._taken)
                 position["batch"] = self._fingerprint(batch)
             return Fetched(number, False, position, before, batch)
@@ -206,6 +230,8 @@ class Batches:
 
     def _noted(self, fetched: Fetched) -> Fetched:
         self._newest, self._newest_position = fetched.number, fetched.position
+        if self._kept is not None:
+            self._kept.fetched()
         return fetched
 
     def _open_epoch(self) -> None:

@@ -8,7 +8,7 @@ bytes of it all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,19 +35,22 @@ def is_remote(tensor: torch.Tensor) -> bool:
 
 def devices_in(value: Any) -> set[torch.device]:
     """Where the tensors of a plain value are, those in ``Later`` included."""
-    found: set[torch.device] = set()
+    return {tensor.device for tensor in tensors_in(value)}
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a plain value, those in ``Later`` included."""
     pending = [value]
     while pending:
         each = pending.pop()
         if isinstance(each, Later):
             each = each.tensor
         if isinstance(each, torch.Tensor):
-            found.add(each.device)
+            yield each
         elif isinstance(each, Mapping):
             pending += each.values()
         elif isinstance(each, list | tuple | set):
             pending += each
-    return found
 
 
 def settled(value: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from deadpool_runtime import protocol
+from deadpool_runtime import protocol, termination
 
 #: Exit code of a rank whose agent went away.
 ORPHANED_EXIT = 86
@@ -31,7 +31,7 @@ class RankLink:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._lock = threading.Lock()
-        self._codec = protocol.Codec(protocol.ToRank)
+        self._codec = protocol.Codec(protocol.ToRank | protocol.Leave)
         self._open = True
         # A process that the script forks is not the rank and must not speak for it.
         os.register_at_fork(after_in_child=self._forget)
@@ -74,7 +74,11 @@ class RankLink:
             if not data:
                 os._exit(ORPHANED_EXIT)
             for body in frames.feed(data):
-                on_message(self._codec.decode(body))
+                message = self._codec.decode(body)
+                if isinstance(message, protocol.Leave):
+                    termination.end_unless_handled()
+                else:
+                    on_message(message)
 
 
 def _printable(message: protocol.FromRank) -> protocol.FromRank:

@@ -6,23 +6,29 @@ about the order of the data (the loader, samplers, whatever these consist of):
 
 - generators of random numbers are saved as they are at the start of an epoch and before each fetch;
 - attributes that consist of numbers, text, arrays and tensors, if they differ from what they were
-  when training began, which is what a new process finds in them;
+  when training began, which is what a new process finds in them; those that a body changes also
+  before each fetch (``loader_body``);
 - an object with an iterator or the like in it, through its ``state_dict`` and ``load_state_dict``;
 - what is left is refused if it is an iterator, whose place nobody knows, or cannot be compared, and
   else watched: training ends with a sentence when it changes.
 
-Of datasets and of what puts batches together only the generators count. With worker processes they
+Of datasets and of what puts batches together only the generators count, and a body must not change
+the tensors and arrays of a dataset. With worker processes they
 would run on in those, so they are refused. What is made while data is read (an iterator that is
 kept for the length of an epoch) is taken to be made again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from deadpool_runtime import generators
 from deadpool_runtime.encoding import detached_copy
 from deadpool_runtime.errors import Misuse
+from deadpool_runtime.loader_body import BodyChanges
 from deadpool_runtime.loader_values import from_plain, mark_of, to_plain
 from deadpool_runtime.loader_walk import MISSING, Held, Walk, children_of, put_child
 
@@ -33,10 +39,17 @@ class LoaderState:
     """Saves and brings back what ``loader`` keeps. Made when training begins; raises ``Misuse`` for
     what could not be brought back.
 
-    ``only_generators``: the rest is in the loader's own ``state_dict``.
+    ``only_generators``: the rest is in the loader's own ``state_dict``. ``is_saved``: whether a
+    tensor is a part of what else is saved.
     """
 
-    def __init__(self, loader: Any, *, only_generators: bool = False) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        *,
+        only_generators: bool = False,
+        is_saved: Callable[[torch.Tensor], bool] = lambda _: False,
+    ) -> None:
         self._loader = loader
         self._only_generators = only_generators
         self._walk = self._new_walk()
@@ -49,6 +62,7 @@ class LoaderState:
         self._watched = {
             path: (held, mark_of(held.value)) for path, held in self._walk.opaque.items()
         }
+        self._body = BodyChanges(self._walk, self._new_walk, is_saved)
 
     def _new_walk(self) -> Walk:
         return Walk(self._loader, only_generators=self._only_generators)
@@ -65,6 +79,7 @@ class LoaderState:
         for path, held in self._walk.opaque.items():
             if path in self._first:
                 raise _changed(path, held.value)
+        self._body.begin(self._walk)
         return {
             "generators": self.generators(),
             "attributes": changed,
@@ -104,6 +119,22 @@ class LoaderState:
                 self._put(path, generators.made_of(state))
         self._walk = self._new_walk()
         self.set_generators(saved["generators"])
+        self._body.begin(self._walk)
+
+    def fetched(self) -> None:
+        """A batch was fetched; a body is to follow."""
+        if not self._only_generators:
+            self._body.fetched()
+
+    def changed_by_body(self) -> State:
+        """What bodies have changed in this epoch of what is saved at its start, before the next
+        fetch; raises ``Misuse`` if they have changed something that is not."""
+        return {} if self._only_generators else self._body.present()
+
+    def restore_body(self, saved: State) -> None:
+        """Bring back what ``changed_by_body`` gave."""
+        if not self._only_generators:
+            self._body.restore(saved, self._put)
 
     def set_generators(self, states: State) -> None:
         """Give the generators that were found when the epoch began those states."""

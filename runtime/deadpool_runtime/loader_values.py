@@ -60,6 +60,16 @@ def _entries(container: Any) -> Iterable[Any]:
     return entries
 
 
+def is_scalar(value: Any) -> bool:
+    """Whether it is a number, text or the like, which never changes."""
+    return type(value) in _SCALARS
+
+
+def is_container(value: Any) -> bool:
+    """Whether it is a container of which values may consist that are plain."""
+    return type(value) in _CONTAINERS
+
+
 def is_array(value: Any) -> bool:
     """Whether it is an array or a number of numpy's that consists of plain numbers or text."""
     numpy = sys.modules.get("numpy")

@@ -26,11 +26,19 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from deadpool_runtime.errors import Misuse
 from deadpool_runtime.generators import is_generator
-from deadpool_runtime.loader_values import LARGE_NBYTES, mark_of, plain_nbytes, put_into
+from deadpool_runtime.loader_values import (
+    LARGE_NBYTES,
+    is_array,
+    mark_of,
+    plain_nbytes,
+    put_into,
+)
 
 MISSING = object()
 #: Objects of a dataset that are looked into at most, and entries of a container in it.
 _MOST_OBJECTS, _MOST_ENTRIES = 20_000, 1000
+#: Tensors and arrays of datasets that are watched at most.
+_MOST_WATCHED = 256
 #: What has no part in the order of the data, or never changes.
 _INERT: tuple[Any, ...] = (
     *(type, types.ModuleType, re.Pattern, logging.Logger, nn.Module, torch.optim.Optimizer),
@@ -73,6 +81,8 @@ class Walk:
         self.plain: dict[str, Held] = {}
         #: Attributes that are watched.
         self.opaque: dict[str, Held] = {}
+        #: Tensors and arrays of datasets, which must not change.
+        self.data: dict[str, Held] = {}
         #: What is saved by its ``state_dict``.
         self.objects: dict[str, Any] = {}
         #: What was looked into.
@@ -162,22 +172,33 @@ class Walk:
 
     def _read(self, path: str, value: Any) -> None:
         """Look for generators in a dataset or a function."""
-        pending = [(path, value)]
+        pending = [(path, value, Held(None, "", value))]
         for _ in range(_MOST_OBJECTS):
             if not pending:
                 return
-            path, each = pending.pop()
+            path, each, held = pending.pop()
             if is_generator(each):
                 self._of_dataset.append(path)
                 if id(each) not in map(id, self.generators.values()):
                     self.generators[path] = each
                 continue
+            if isinstance(each, torch.Tensor) or is_array(each):
+                self._watch(path, held)
             if id(each) in self._seen or isinstance(each, (*_INERT, torch.Tensor, str, bytes)):
                 continue
             self._seen[id(each)] = each
             if type(each).__module__.partition(".")[0] in _TABLES:
                 continue
-            pending += [(f"{path}/{name}", child) for name, child in _read_children(each)]
+            pending += [
+                (f"{path}/{name}", child, Held(each, name, child))
+                for name, child in _read_children(each)
+            ]
+
+    def _watch(self, path: str, held: Held) -> None:
+        """Have a tensor or array watched; parameters are the training's own matter."""
+        there = child_of(held.holder, held.name) is held.value
+        if there and len(self.data) < _MOST_WATCHED and not isinstance(held.value, nn.Parameter):
+            self.data[path] = held
 
 
 def _read_children(value: Any) -> list[tuple[Any, Any]]:
@@ -219,6 +240,18 @@ def children_of(value: Any) -> dict[Any, Any] | None:
     if not hasattr(value, "__dict__") and not names:
         return None
     return {**{name: getattr(value, name) for name in names}, **getattr(value, "__dict__", {})}
+
+
+def child_of(holder: Any, name: Any) -> Any:
+    """One of ``children_of`` an object or container, or ``MISSING``."""
+    if isinstance(holder, list | tuple):
+        return holder[name] if isinstance(name, int) and name < len(holder) else MISSING
+    if isinstance(holder, dict):
+        return holder.get(name, MISSING)
+    attributes = getattr(holder, "__dict__", {})
+    if name in attributes:
+        return attributes[name]
+    return getattr(holder, name, MISSING) if isinstance(name, str) and name else MISSING
 
 
 def put_child(holder: Any, name: Any, value: Any) -> None:

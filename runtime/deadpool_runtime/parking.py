@@ -14,6 +14,9 @@ import msgspec
 PR_SET_PDEATHSIG = 1
 PR_SET_TIMERSLACK = 29
 PR_SET_CHILD_SUBREAPER = 36
+#: Ends a replicator in order. Not SIGTERM, which Slurm sends to every process of a step at the time
+#: limit, while replicas are still to be made.
+END_SIGNAL = signal.SIGRTMAX - 7
 #: Largest request; a request is one packet on a SOCK_SEQPACKET pair.
 MAX_REQUEST_NBYTES = 128 << 10
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 #: Grows when messages change in a way that an older peer would misread.
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 #: Largest frame accepted, in bytes. A longer announcement is an error, not an allocation.
 MAX_FRAME_NBYTES: Final = 256 << 20
 _LENGTH: Final = struct.Struct("!I")
@@ -104,6 +104,21 @@ class Piece(msgspec.Struct, frozen=True):
     adopted: bool = False
 
 
+class Shard(msgspec.Struct, frozen=True):
+    """What ``rank``, which takes no part, had of the state that optimizers share out over the
+    ranks; the receiver brings it in that rank's place.
+
+    It is in the copy of ``rank`` on the receiver's node (a replica if ``replica``), in the segments
+    of these names, or in the plan's durable checkpoint. ``source``: unless it is None, the
+    replicator to fetch it from first; it is kept here as a replica then.
+    """
+
+    rank: int
+    replica: bool
+    segments: list[tuple[int, ...]]
+    source: Address | None = None
+
+
 class Protect(Message, frozen=True):
     """Every rank came to its first step and there is room for all copies: begin to train.
 
@@ -121,7 +136,10 @@ class Plan(Message, frozen=True):
     ``pieces``: what to fetch first; empty for a rank whose node has its whole state. ``holder``:
     where its replica goes from now on. ``checkpoint``: unless empty, the directory of the durable
     checkpoint of ``step`` to take the state from; there are no pieces then. ``aside``: the ranks
-    that take no part until a later plan; the groups are smaller by them.
+    that take no part until a later plan; the groups are smaller by them. ``former``: unless empty,
+    the ranks (see ``replication.naming``) over which optimizers had shared out their state when the
+    copies were made, which are others than take part now: it is shared out anew. Each of them
+    brings its own shard, and the receiver ``shards`` besides.
     """
 
     epoch: int
@@ -131,6 +149,8 @@ class Plan(Message, frozen=True):
     holder: Holder | None
     checkpoint: str = ""
     aside: list[int] = []
+    former: tuple[int, ...] = ()
+    shards: list[Shard] = []
 
 
 class Resume(Message, frozen=True):
@@ -182,6 +202,10 @@ class GoOn(Message, frozen=True):
     number: int
 
 
+class Leave(Message, frozen=True):
+    """The agent itself ends the rank; SIGTERM follows, for a script with a handler of its own."""
+
+
 ToRank = Begin | Revoke | Protect | Plan | Resume | RaiseIt | AllEnded | Hold | HoldAfter | GoOn
 
 
@@ -220,7 +244,9 @@ class Attached(Message, frozen=True):
     ``segments`` and ``own_nbytes``: the size of one copy of its state. ``save_nbytes``: host memory
     that writing its part of a durable checkpoint takes besides; 0 if none is written. ``replica``:
     the ranks that keep one whole model together with this one, itself included; the job can go on
-    without them while others do the same. ``fixed``: why it cannot; empty if it can.
+    without them while others do the same. ``fixed``: why it cannot; empty if it can. ``shares``:
+    optimizers share out their state over the ranks that take part, as ZeroRedundancyOptimizer does.
+    ``brings_state``: the script has loaded a state that steps were made in.
     """
 
     layout: str
@@ -229,6 +255,8 @@ class Attached(Message, frozen=True):
     save_nbytes: int = 0
     replica: list[int] = []
     fixed: str = ""
+    shares: bool = False
+    brings_state: bool = False
 
 
 class StepDone(Message, frozen=True):
@@ -237,6 +265,7 @@ class StepDone(Message, frozen=True):
     ``duration_s``: wall time of the step's body; ``blocked_s``: of it, time the runtime held the
     training thread back. ``loss``: what the script reported, if anything. ``unprotected``: how
     many steps of this process went on without a confirmed replica of the step before.
+    ``confirmed``: the newest step of which it has a confirmed replica; -1 before the first.
     """
 
     epoch: int
@@ -245,6 +274,7 @@ class StepDone(Message, frozen=True):
     blocked_s: float
     loss: float | None
     unprotected: int
+    confirmed: int = -1
 
 
 class Snapshotted(Message, frozen=True):
@@ -299,11 +329,15 @@ class NotConnected(Message, frozen=True):
 
 
 class Restored(Message, frozen=True):
-    """The state of ``step`` is in place; ``segments`` says what was restored."""
+    """The state of ``step`` is in place; ``segments`` says what was restored.
+
+    ``sizes``: how large the segments will be from now on; empty if as ``Attached`` said.
+    """
 
     epoch: int
     step: int
     segments: list[SegmentDigest]
+    sizes: list[SegmentSize] = []
 
 
 class RestoreFailed(Message, frozen=True):
@@ -432,7 +466,8 @@ class JobSpec(Message, frozen=True):
     empty for none. ``launcher_grace_s``: how long an agent without a launcher waits for another.
     ``collective_timeout_s``: the longest that a step may take. ``admission``: what a node must pass
     before it takes the ranks of another one. ``pace_s``: how often an agent tells how fast its
-    ranks go; 0 for never. ``device_s``: the same for asking how the GPUs are.
+    ranks go; 0 for never. ``device_s``: the same for asking how the GPUs are. ``interfaces``:
+    regular expressions for those that carry the traffic between nodes, the best first.
     """
 
     job_id: str
@@ -455,6 +490,7 @@ class JobSpec(Message, frozen=True):
     collective_timeout_s: float = 600.0
     pace_s: float = 0.0
     device_s: float = 0.0
+    interfaces: list[str] = []
 
 
 class TakeStandings(Message, frozen=True):
@@ -898,8 +934,12 @@ class DrainNode(Message, frozen=True):
     reason: str
 
 
+class AskStanding(Message, frozen=True):
+    """Say how the job stands; answered by ``JobStanding``."""
+
+
 #: What an operator may ask. Each has one answer.
-Question = DrainNode
+Question = DrainNode | AskStanding
 
 
 class Request(Message, frozen=True):
@@ -924,7 +964,24 @@ class Denied(Message, frozen=True):
     mistaken: bool = False
 
 
-Answer = Done | Denied
+class JobStanding(Message, frozen=True):
+    """How the job stands. ``phase``: what the whole job is doing, in the launcher's word for it;
+    ``step``: the newest that every rank has completed; ``nodes``: what each node is to the job;
+    ``ranks``: how many take part; ``bare``: not every rank has a replica after an incident;
+    ``incident``: the open one's number.
+    """
+
+    phase: str
+    term: int
+    epoch: int
+    step: int
+    nodes: dict[str, str]
+    ranks: int
+    bare: bool
+    incident: int | None
+
+
+Answer = Done | Denied | JobStanding
 
 
 class Reply(Message, frozen=True):

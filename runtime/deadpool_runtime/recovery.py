@@ -2,6 +2,9 @@
 
     park -> plan -> rebuild the groups -> fetch what is missing -> restore -> resume
 
+Before *restore*, what optimizers share out over the ranks is shared out anew if other ranks take
+part than when the copies were made (``sharing``).
+
 Each arrow may be cut by another loss, which shows as a newer epoch or as an exception from torch
 that a newer epoch explains a moment later. Then everything starts again at *park*. That is safe
 because nothing up to *resume* changes a whole copy, and restoring twice is restoring.
@@ -25,8 +28,10 @@ from deadpool_runtime.encoding import decode
 from deadpool_runtime.errors import CorruptState, Misuse, UnsupportedState
 from deadpool_runtime.groups.engines import Engines
 from deadpool_runtime.later import encode_own
-from deadpool_runtime.replication.loaded import CopyUnusable
+from deadpool_runtime.replication.loaded import CopyUnusable, Loaded
+from deadpool_runtime.replication.naming import members
 from deadpool_runtime.replication.snapshots import Snapshots
+from deadpool_runtime.sharing import Shards, SharedState
 from deadpool_runtime.state import TrainingState
 
 #: How long an exception in here may stay unexplained by a newer epoch.
@@ -56,10 +61,15 @@ class Recovery:
         state: TrainingState,
         snapshots: Snapshots,
         engines: Engines,
+        shared: SharedState,
         adopt: Callable[[dict[str, Any]], dict[str, Any]],
+        sizes: Callable[[int], list[protocol.SegmentSize]],
     ) -> None:
+        """``sizes``: how large the segments are, with an own part of so many bytes."""
         self._context = context
         self._control = context.control
+        self._shared = shared
+        self._sizes = sizes
         self._state = state
         self._snapshots = snapshots
         self._engines = engines
@@ -96,16 +106,19 @@ class Recovery:
             registry.rebuild(epoch, self._store, aside=plan.aside)
         except RuntimeError as error:
             self._not_connected(epoch, error)
+        self._shared.settle()
         link.send(protocol.GroupsRebuilt(epoch, len(registry.groups)))
         try:
-            own, digests = self._restore(plan)
+            own, copy = self._restore(plan)
         except CopyUnusable as error:
             link.send(protocol.RestoreFailed(epoch, plan.step, str(error)))
             self._control.wait_newer(epoch, None)
             raise Superseded(str(error)) from error
-        link.send(protocol.Restored(epoch, plan.step, digests))
+        sizes = self._sizes(len(copy.own)) if self._shared else []
+        link.send(protocol.Restored(epoch, plan.step, copy.digests, sizes))
         self._snapshots.set_holder(epoch, plan.holder, plan.step)
         self._control.wait_resume(epoch, plan.step)
+        self._snapshots.resumed(epoch)
         return Recovered(epoch, plan.step, own, frozenset(plan.aside))
 
     def _not_connected(self, epoch: int, error: RuntimeError) -> NoReturn:
@@ -117,28 +130,61 @@ class Recovery:
         self._control.wait_newer(epoch, None)
         raise Superseded(text) from None
 
-    def _restore(self, plan: protocol.Plan) -> tuple[dict[str, Any], list[protocol.SegmentDigest]]:
-        """Bring the plan's state back; returns the own part and what the segments were."""
+    def _restore(self, plan: protocol.Plan) -> tuple[dict[str, Any], Loaded]:
+        """Bring the plan's state back; returns the own part and the copy that it came from."""
         if plan.pieces:
             self._snapshots.assemble(plan.epoch, plan.step, plan.pieces)
-            failure = self._control.wait_assembled(plan.epoch)
-            if failure:
-                raise CopyUnusable(failure)
+            self._wait_assembled(plan.epoch)
+        rank = self._context.rank
         if plan.checkpoint:
-            copy = self._snapshots.load_checkpoint(plan.checkpoint, plan.step)
+            copy = self._snapshots.load_checkpoint(plan.checkpoint, plan.step, rank)
         else:
             copy = self._snapshots.load(plan.step)
-        own: dict[str, Any] = decode(copy.own)
-        if own["step"] != plan.step:
-            raise CorruptState(f"The copy of step {plan.step} has the own part of {own['step']}.")
-        adopted = own["rank"] != self._context.rank
+        own = _own_part(copy, plan.step)
+        tensors, on_cpu = copy.tensors, copy.on_cpu
+        adopted = own["rank"] != rank
+        if plan.former:
+            shards = self._shared_anew(plan, copy, own)
+            kept = self._shared.without([*tensors, *own["plain"]])
+            tensors = {key: each for key, each in tensors.items() if key in kept} | shards.tensors
+            plain = {key: value for key, value in own["plain"].items() if key in kept}
+            own = {**own, "plain": plain | shards.plain}
+            on_cpu = (on_cpu & kept) | shards.on_cpu
         if adopted:
             own = self._adopt(own)
-        self._state.restore(copy.tensors, own, copy.on_cpu)
+        self._state.restore(tensors, own, on_cpu)
         if plan.checkpoint or adopted:
-            data = encode_own(own) if adopted else copy.own
+            # What is shared out has another place than the checkpoint or the peer had it in.
+            data = encode_own(own) if adopted or plan.former else copy.own
             self._snapshots.copy_again(plan.step, plan.epoch, self._state.items(), data)
-        return own, copy.digests
+        return own, copy
+
+    def _wait_assembled(self, epoch: int) -> None:
+        failure = self._control.wait_assembled(epoch)
+        if failure:
+            raise CopyUnusable(failure)
+
+    def _shared_anew(self, plan: protocol.Plan, copy: Loaded, own: dict[str, Any]) -> Shards:
+        """What falls to this rank of the state that was shared out over the plan's former ranks."""
+        former, brought = members(plan.former), Shards()
+        if self._context.rank in former:
+            self._shared.parts_in(copy, own["plain"], self._context.rank, brought)
+        for shard in plan.shards:
+            if plan.checkpoint:
+                theirs = self._snapshots.load_checkpoint(plan.checkpoint, plan.step, shard.rank)
+            else:
+                if shard.source is not None:
+                    self._snapshots.hold(plan.epoch, plan.step, shard)
+                    self._wait_assembled(plan.epoch)
+                theirs = self._snapshots.load_shard(plan.step, shard)
+            plain = _own_part(theirs, plan.step)["plain"]
+            self._shared.parts_in(theirs, plain, shard.rank, brought)
+        try:
+            return self._shared.exchange(brought, former)
+        except CorruptState:
+            raise
+        except RuntimeError as error:
+            self._not_connected(plan.epoch, error)
 
     def _open_store(self, plan: protocol.Plan) -> dist.Store:
         """Connect to the plan's store. In short tries: torch cannot be interrupted while it calls
@@ -154,6 +200,13 @@ class Recovery:
                 continue
             store.set_timeout(STORE_TIMEOUT)
             return store
+
+
+def _own_part(copy: Loaded, step: int) -> dict[str, Any]:
+    own: dict[str, Any] = decode(copy.own)
+    if own["step"] != step:
+        raise CorruptState(f"The copy of step {step} has the own part of {own['step']}.")
+    return own
 
 
 def clear_frames(error: BaseException) -> None:

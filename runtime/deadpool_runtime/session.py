@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from deadpool_runtime import protocol, rng, weights
+from deadpool_runtime.beginning import brings_state
 from deadpool_runtime.context import RankContext, current_context
 from deadpool_runtime.control import Verdict
 from deadpool_runtime.data import Batches, Fetched
@@ -31,9 +32,10 @@ from deadpool_runtime.later import encode_own
 from deadpool_runtime.offline import OfflineJob
 from deadpool_runtime.recovery import Recovered, Recovery, clear_frames
 from deadpool_runtime.replication import classes
-from deadpool_runtime.replication.forecast import forecast
+from deadpool_runtime.replication.forecast import Forecast, forecast
 from deadpool_runtime.replication.replicas import replica_of
 from deadpool_runtime.replication.snapshots import Snapshots
+from deadpool_runtime.sharing import SharedState
 from deadpool_runtime.state import TrainingState
 from deadpool_runtime.tensors import TensorMap
 from deadpool_runtime.user_state import copied, require_plain
@@ -154,8 +156,15 @@ class ProtectedJob(Job):
         self._training = TrainingState(tensors, schedulers, extras, ranks_of)
         self._snapshots = Snapshots(context)
         context.at_end.append(self._snapshots.close)
+        self._shared = SharedState(optimizers)
         self._recovery = Recovery(
-            context, self._training, self._snapshots, self._engines, self._adopt
+            context,
+            self._training,
+            self._snapshots,
+            self._engines,
+            self._shared,
+            self._adopt,
+            lambda own_nbytes: self._forecast(own_nbytes).sizes,
         )
         #: Ranks that take no part at present.
         self._aside: frozenset[int] = frozenset()
@@ -202,7 +211,13 @@ class ProtectedJob(Job):
     ) -> Iterator[tuple[Step, Any]]:
         """See ``Job.steps``."""
         most_steps, most_epochs = self._begin_steps(max_steps, epochs)
-        self._batches = Batches(loader, max_steps=most_steps, epochs=most_epochs, remember=True)
+        self._batches = Batches(
+            loader,
+            max_steps=most_steps,
+            epochs=most_epochs,
+            remember=True,
+            is_saved=lambda tensor: self._training.has_memory_of(tensor, self._state),
+        )
         return self._run(self._batches)
 
     def _run(self, batches: Batches) -> Iterator[tuple[Step, Any]]:
@@ -283,6 +298,7 @@ class ProtectedJob(Job):
                 blocked_s=self._guard.blocked_s + self._copying_s + sealing_s,
                 loss=step.loss if step is not None else None,
                 unprotected=self._guard.unprotected,
+                confirmed=self._control.confirmed,
             )
         )
         return fetched
@@ -313,14 +329,7 @@ class ProtectedJob(Job):
 
     def _announce(self, own_nbytes: int) -> None:
         """Tell that the first step is about to begin, and how large a copy of the state will be."""
-        size = forecast(
-            self._training.tensors,
-            self._training.items(),
-            self._ranks_of,
-            self._context.rank,
-            own_nbytes,
-        )
-        self._snapshots.room_nbytes = size.room_nbytes
+        size = self._forecast(own_nbytes)
         if size.unknown:
             self._link.send(
                 protocol.Note(
@@ -332,9 +341,34 @@ class ProtectedJob(Job):
         replica, fixed = replica_of(
             self._training.tensors, self._engines.layout, self._ranks_of, self._context.rank
         )
+        if self._shared and not self._shared.everywhere(self._context.world_size):
+            fixed = fixed or "a ZeroRedundancyOptimizer is not of all ranks"
         self._link.send(
-            protocol.Attached(layout, size.sizes, own_nbytes, saves, list(replica), fixed)
+            protocol.Attached(
+                layout,
+                size.sizes,
+                own_nbytes,
+                saves,
+                list(replica),
+                fixed,
+                shares=bool(self._shared),
+                brings_state=brings_state(
+                    self._training.tensors.optimizers, self._training.schedulers()
+                ),
+            )
         )
+
+    def _forecast(self, own_nbytes: int) -> Forecast:
+        """How large the copies of the state will be; slots are made for that from now on."""
+        size = forecast(
+            self._training.tensors,
+            self._training.items(),
+            self._ranks_of,
+            self._context.rank,
+            own_nbytes,
+        )
+        self._snapshots.room_nbytes = size.room_nbytes
+        return size
 
     def _adopt(self, theirs: dict[str, Any]) -> dict[str, Any]:
         """This rank's own part after the step of a peer's, which it took over: it reads its own

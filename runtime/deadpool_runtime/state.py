@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ from deadpool_runtime.encoding import Digest, check_round_trip, detached_copy, d
 from deadpool_runtime.errors import Misuse, UnsupportedState
 from deadpool_runtime.generators import generators_among
 from deadpool_runtime.kinds import require_dense, without_repeats
-from deadpool_runtime.later import OMITTED, is_remote, state_of_extra
+from deadpool_runtime.later import OMITTED, is_remote, state_of_extra, tensors_in
 from deadpool_runtime.modules import path_of
 from deadpool_runtime.state_parts import (
     DENSE,
@@ -127,6 +128,15 @@ class TrainingState:
 
     # ------------------------------------------------------------ into a copy
 
+    def has_memory_of(self, tensor: torch.Tensor, *beside: Any) -> bool:
+        """Whether a tensor is, or shares memory with, what is saved: here, in the extras' states,
+        or in the plain values ``beside``."""
+        states = [item.state_dict() for item in self._extras.values()]
+        saved = chain(self.tensors.everything().values(), tensors_in([states, *beside]))
+        return tensor.untyped_storage().data_ptr() in {
+            each.untyped_storage().data_ptr() for each in saved
+        }
+
     def items(self) -> list[Item]:
         """What a copy has of tensors now, in an order that is the same on every rank that has the
         same tensors. Buffers only if they are constants and unchanged. The same list as the last
@@ -189,6 +199,10 @@ class TrainingState:
             ]
             for optimizer in self.tensors.optimizers
         ]
+
+    def schedulers(self) -> list[Any]:
+        """Those that ``attach`` was given."""
+        return self._schedulers
 
     def _scheduler_states(self) -> list[Any]:
         return [detached_copy(item.state_dict()) for item in self._schedulers]

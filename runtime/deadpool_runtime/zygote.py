@@ -23,6 +23,7 @@ from typing import NoReturn
 
 import msgspec
 
+from deadpool_runtime import termination
 from deadpool_runtime.parking import (
     MAX_REQUEST_NBYTES,
     Forked,
@@ -97,7 +98,7 @@ def _become_rank(request: ForkRequest, channel: socket.socket, parked: socket.so
         time.sleep(0.001)
     die_with_parent(request.agent_pid)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    termination.hold()
     null = os.open(os.devnull, os.O_RDONLY)
     log = os.open(request.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for target, source in ((0, null), (1, log), (2, log)):

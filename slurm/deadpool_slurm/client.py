@@ -72,6 +72,9 @@ class SlurmClient(Protocol):
     def end_job(self, job_id: str) -> None:
         """End the job with all its steps."""
 
+    def cancel_waiting(self, name: str) -> None:
+        """End the user's jobs of this name that have not begun."""
+
     def comment(self, job_id: str, text: str) -> None:
         """Put a comment on the job, where ``scontrol show job`` has it."""
 
@@ -146,6 +149,10 @@ class CommandLineClient:
     def end_job(self, job_id: str) -> None:
         """End the job with all its steps."""
         self._run(*srun.cancel_job(job_id))
+
+    def cancel_waiting(self, name: str) -> None:
+        """End the user's jobs of this name that have not begun."""
+        self._run(*srun.cancel_waiting(name, os.getuid()))
 
     def comment(self, job_id: str, text: str) -> None:
         """Put a comment on the job, where ``scontrol show job`` has it."""

@@ -41,6 +41,16 @@ def for_srun(environ: Mapping[str, str], job_id: str | None = None) -> dict[str,
     return clean
 
 
+def shared_network(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a step's process must change to reach the job's other steps over Slingshot.
+
+    Slurm gives a step a virtual network of its own and, where that was asked for, the job's behind
+    it; libfabric takes the first. Steps on one node each have only the job's in common.
+    """
+    own, comma, shared = environ.get("SLINGSHOT_VNIS", "").rpartition(",")
+    return {"SLINGSHOT_VNIS": shared} if comma and own and shared else {}
+
+
 @dataclass(frozen=True, slots=True)
 class JobEnviron:
     """What the environment of a process inside an allocation says about its job."""
@@ -56,11 +66,16 @@ class JobEnviron:
     gpus_on_node: int | None
     #: When the job's time is over, in seconds since 1970, where Slurm says so (23.02 and later).
     end_time: float | None
+    #: Where the job was put; ``None`` if Slurm does not say.
+    partition: str | None
+    qos: str | None
     #: The process belongs to a step that a user's ``srun`` made, not to the batch script.
     in_srun_step: bool
     #: ``SBATCH_NO_KILL=set`` (or ``SALLOC_NO_KILL=set``; Slurm takes no other value for yes): the
     #: job was submitted with ``--no-kill`` if the variable was set at that time.
     no_kill_variable: bool
+    #: How often the job was begun again: requeued, by itself or somebody else.
+    restarts: int
 
 
 def read_job(environ: Mapping[str, str]) -> JobEnviron | None:
@@ -75,10 +90,13 @@ def read_job(environ: Mapping[str, str]) -> JobEnviron | None:
         cpus_per_node=expand_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", "")),
         gpus_on_node=_number(environ.get("SLURM_GPUS_ON_NODE")),
         end_time=_number(environ.get("SLURM_JOB_END_TIME")),
+        partition=environ.get("SLURM_JOB_PARTITION") or None,
+        qos=environ.get("SLURM_JOB_QOS") or None,
         in_srun_step=_in_srun_step(environ),
         no_kill_variable=any(
             environ.get(name, "").lower() == "set" for name in ("SBATCH_NO_KILL", "SALLOC_NO_KILL")
         ),
+        restarts=_number(environ.get("SLURM_RESTART_COUNT")) or 0,
     )
 
 

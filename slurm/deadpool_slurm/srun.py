@@ -25,11 +25,14 @@ def agent_step(
     argv: Sequence[str],
     task_epilog: Path | None = None,
     network: str | None = None,
+    options: Sequence[str] = (),
+    cpu_bind: str = "none",
     immediate_s: int = IMMEDIATE_S,
 ) -> list[str]:
     """One task on one node with every CPU the job has there; its output goes to ``log_path``.
 
     ``task_epilog``: a program that Slurm runs on the node when the task has ended, however it did.
+    ``options``: what the site needs besides.
     """
     return [
         "srun",
@@ -38,8 +41,9 @@ def agent_step(
         "--ntasks=1",
         f"--nodelist={node}",
         *_surviving(immediate_s),
-        *_cpus(cpus),
+        *_cpus(cpus, cpu_bind),
         *_network(network),
+        *options,
         f"--job-name={name}",
         f"--output={_literal(log_path)}",
         *([f"--task-epilog={task_epilog}"] if task_epilog is not None else []),
@@ -55,6 +59,7 @@ def all_nodes_step(
     name: str,
     argv: Sequence[str],
     network: str | None = None,
+    options: Sequence[str] = (),
     immediate_s: int = IMMEDIATE_S,
 ) -> list[str]:
     """One task on each node; what the tasks print comes out on ``srun``'s standard output."""
@@ -67,6 +72,7 @@ def all_nodes_step(
         f"--nodelist={nodelist}",
         *_surviving(immediate_s),
         *_network(network),
+        *options,
         f"--job-name={name}",
         *argv,
     ]
@@ -83,6 +89,7 @@ def mover_step(
     argv: Sequence[str],
     mpi: str,
     network: str | None = None,
+    options: Sequence[str] = (),
     immediate_s: int = IMMEDIATE_S,
 ) -> list[str]:
     """One MPI process on each node; ``mpi`` is the kind of start that the site's MPI needs.
@@ -100,6 +107,7 @@ def mover_step(
         *_surviving(immediate_s, mpi=mpi, kill_on_bad_exit=1),
         *_cpus(cpus),
         *_network(network),
+        *options,
         f"--job-name={name}",
         f"--output={_literal(log_path)}",
         *argv,
@@ -114,6 +122,11 @@ def cancel_step(step_id: str, signal: str | None = None) -> list[str]:
 def cancel_job(job_id: str) -> list[str]:
     """End the whole job."""
     return ["scancel", job_id]
+
+
+def cancel_waiting(name: str, user_id: int) -> list[str]:
+    """End the user's jobs of this name that are in the queue."""
+    return ["scancel", f"--name={name}", f"--user={user_id}", "--state=PENDING"]
 
 
 def comment_job(job_id: str, text: str) -> list[str]:
@@ -139,10 +152,10 @@ def _surviving(immediate_s: int, mpi: str = "none", kill_on_bad_exit: int = 0) -
     ]
 
 
-def _cpus(cpus: int | None) -> list[str]:
+def _cpus(cpus: int | None, cpu_bind: str = "none") -> list[str]:
     # One task is given one CPU unless told otherwise; a binding plugin would then pin all ranks to
     # it.
-    return [*([f"--cpus-per-task={cpus}"] if cpus else []), "--cpu-bind=none"]
+    return [*([f"--cpus-per-task={cpus}"] if cpus else []), f"--cpu-bind={cpu_bind}"]
 
 
 def _network(network: str | None) -> list[str]:

@@ -18,7 +18,8 @@ from mini_cluster import MiniCluster
 from mini_cluster_nodes import NodeProcess, wait_until
 from training_job import TrainingJob, submit
 
-from deadpool_launch.follow import JournalTail, RunView
+from deadpool_launch.follow import JournalTail
+from deadpool_launch.view import RunView
 from deadpool_runtime.replication.slots import SlotFile
 
 SCRIPT = Path(__file__).with_name("chaos_train.py")

@@ -49,6 +49,8 @@ from mini_cluster_records import (
 from mini_cluster_settings import CGROUP_CONF, HEAD, check_machine, hosts_text, slurm_conf_text
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+#: From SIGTERM to SIGKILL at the end of a job, in seconds.
+KILL_WAIT_S = 2
 
 
 class MiniCluster:
@@ -64,7 +66,7 @@ class MiniCluster:
         nodes: int = 4,
         *,
         slurmd_timeout_s: int = 300,
-        kill_wait_s: int = 2,
+        kill_wait_s: int = KILL_WAIT_S,
         message_timeout_s: int = 10,
         cpus: int = 8,
         memory_mb: int = 4000,
@@ -281,7 +283,13 @@ class MiniCluster:
         up for `message_timeout_s` or more; so with the default a node is DOWN half a minute after
         its death at the earliest, with 5 after about ten seconds.
         """
-        wanted = {"slurmd_timeout_s": timeout_s, "message_timeout_s": message_timeout_s}
+        self._reconfigure(slurmd_timeout_s=timeout_s, message_timeout_s=message_timeout_s)
+
+    def set_kill_wait(self, kill_wait_s: int) -> None:
+        """Change, in the running cluster, how long after SIGTERM a job's processes are killed."""
+        self._reconfigure(kill_wait_s=kill_wait_s)
+
+    def _reconfigure(self, **wanted: int) -> None:
         if not wanted.items() <= self._conf.items():
             self._conf.update(wanted)
             self._write_slurm_conf()

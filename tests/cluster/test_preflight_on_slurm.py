@@ -26,7 +26,8 @@ PREPARE = textwrap.dedent("""\
     from deadpool_launch.options import LaunchOptions
     from deadpool_launch.prepare import make_backend, prepare
 
-    options = LaunchOptions(script="/t.py", site="slurm", spares=1, run_dir=sys.argv[1])
+    saves = {"checkpoint_dir": sys.argv[2], "checkpoint_every": 9} if sys.argv[2:] else {}
+    options = LaunchOptions(script="/t.py", site="slurm", spares=1, run_dir=sys.argv[1], **saves)
     backend = make_backend(options)
     told = {}
     try:
@@ -186,8 +187,25 @@ def test_dry_run_prints_the_steps_and_starts_none(slurm: MiniCluster) -> None:
 def test_run_directory_that_is_not_shared_is_told_with_the_nodes(slurm: MiniCluster) -> None:
     command = f"{prepare_command(slurm, Path('/dev/shm/run'))}; rm -r /dev/shm/run"
     told = finish(slurm, submit(slurm, command)).told
-    assert "n2, n3, n4 failed the checks" in told["error"]
-    assert "choose a --run-dir on a file system that all nodes share" in told["error"]
+    assert told["error"] == (
+        "the run directory /dev/shm/run on n[2-4] is not the one that the launcher's node has; "
+        "choose a --run-dir on a file system that all nodes share and can write"
+    )
+
+
+@pytest.mark.matrix
+def test_node_without_the_checkpoint_directory_is_left_out_and_named(slurm: MiniCluster) -> None:
+    """On one node the path leads nowhere, as /dev/shm is each node's own."""
+    where = "/dev/shm/ckpt-of-a-test"
+    for node in ("n2", "n3"):
+        slurm.run_on(node, ["ln", "-s", str(slurm.base), where])
+    command = f"ln -s {slurm.base} {where}; {prepare_command(slurm)} {where}; rm {where}"
+    told = finish(slurm, submit(slurm, command)).told
+    for node in ("n2", "n3"):
+        slurm.run_on(node, ["rm", where])
+    assert (told["active"], told["spares"]) == (["n2", "n3", "n1"], [])
+    text = f"the checkpoint directory {where} on n4 is not the one that the launcher's node has"
+    assert ["checkpoint directory", False, text] in told["checks"]
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,34 @@ def test_node_is_given_up_before_the_first_step_too() -> None:
     assert job.state.seats == ("n1", "n3")
 
 
+def test_node_is_not_given_up_before_every_rank_has_a_replica_elsewhere() -> None:
+    """After the first incident nobody has a replica yet when a process dies again."""
+    job = trained(node_restarts=1, spares=("n3", "n4"))
+    dies(job, 3)
+    job.repaired([3])
+    job.steps_done(job.everyone, 21)
+    lines = dies(job, 2)
+    why = (
+        "n2 is to be given up (rank 2 on n2 died (signal 9, seen); its budget of 1 restart within "
+        "3600 s is used up)"
+    )
+    assert (
+        f"say: {why}: not before every rank has a replica again, as copies may be on this node only"
+    ) in lines
+    assert any("restarted on n2" in line for line in lines)
+    assert gone(job) == []
+    job.repaired([2])
+    job.steps_done(job.everyone, 22)
+    assert job.state.halts == 0
+    job.protected(job.everyone, 22)
+    assert job.state.halts == 1
+    job.holding(job.everyone, 23)
+    job.steps_done(job.everyone, 23)
+    job.at_boundary(job.everyone, 23)
+    assert f"say: {why}; n3 takes ranks 2-3, epoch 4" in render(job.parked(job.everyone))
+    assert job.state.seats == ("n1", "n3")
+
+
 def test_job_with_too_many_incidents_ends() -> None:
     job = trained(max_incidents=2, incidents_within_s=600.0)
     for rank in (3, 0):

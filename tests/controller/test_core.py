@@ -709,7 +709,7 @@ def test_donors_late_with_all_others_are_not_killed() -> None:
     job.parked([3])
     job.inventory()
     job.rebuilt([3])
-    actions = job.tick()
+    actions = job.plan_overdue()
     assert of_type(KillRanks, actions) == []
     assert job.state.phase is Phase.PARKING
     assert job.state.epoch == 3
@@ -720,7 +720,7 @@ def test_rank_that_did_not_rebuild_is_killed_when_others_did() -> None:
     job.parked([3])
     job.inventory()
     job.rebuilt([0, 1, 3])
-    actions = job.tick()
+    actions = job.plan_overdue()
     assert [a.ranks for a in of_type(KillRanks, actions)] == [(2,)]
 
 

@@ -16,7 +16,7 @@ def restored_in_vain(job: Bench) -> None:
     """A plan goes out, and its deadline passes: nobody has built the groups."""
     job.inventory()
     assert job.state.phase is Phase.RESTORING
-    job.tick()
+    job.plan_overdue()
 
 
 def park_all(job: Bench) -> None:

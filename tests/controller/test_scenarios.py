@@ -16,6 +16,7 @@ Commands (RANKS is like ``0-1,4``)::
     limit SECONDS [ending] WORDS                   holding RANKS STEP         at-boundary RANKS STEP
     stopped RANKS 5            stop 15              tick   (time passes until the next deadline)
     ranks-up RANKS             attached RANKS              done RANKS STEP (with its copies)
+    brings-state RANKS (attached, with a state that steps were made in)
     snapshotted RANKS STEP DIGEST                          protected RANKS
     parked RANKS               inventory [n1 n2]           uncopied RANKS STEP (its copies are gone)
     rebuilt RANKS              restored RANKS [digest]     restore-failed RANK WORDS
@@ -100,7 +101,7 @@ def _config(words: list[str]) -> Config:
         value = given.pop(field.name)
         if field.name in ("active", "spares", "extras"):
             settings[field.name] = tuple(filter(None, value.split(",")))
-        elif field.name == "shrink":
+        elif field.name in ("shrink", "resume"):
             settings[field.name] = value == "1"
         elif field.name == "checkpoints":
             settings[field.name] = tuple(unfold(value))
@@ -130,7 +131,7 @@ def _message(words: list[str]) -> protocol.FromRank:
     kind = getattr(protocol, words[0])
     given = dict(word.split("=", 1) for word in words[1:])
     values: dict[str, Any] = {}
-    defaults: dict[str, Any] = {"aborted_s": 0.0, "groups": 1, "unprotected": 0}
+    defaults: dict[str, Any] = {"aborted_s": 0.0, "groups": 1, "unprotected": 0, "confirmed": -1}
     for field in msgspec.structs.fields(kind):
         if field.name not in given:
             values[field.name] = defaults.get(field.name, "")
@@ -219,6 +220,14 @@ def perform(bench: Bench, command: str) -> list[Action]:
             return bench.ranks_up(unfold(ranks))
         case "attached", [ranks]:
             return bench.attached(unfold(ranks))
+        case "brings-state", [ranks]:
+            return [
+                action
+                for rank in unfold(ranks)
+                for action in bench.said(
+                    rank, msgspec.structs.replace(bench.attaching(rank), brings_state=True)
+                )
+            ]
         case "done", [ranks, step]:
             return bench.steps_done(unfold(ranks), int(step))
         case "snapshotted", [ranks, step, digest]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from workbench import Bench, bench, of_type
 
 from deadpool_launch.classify.rules import all_rules
-from deadpool_launch.controller.events import FenceNode, IncidentClosed, KillRanks, Say, StartRanks
+from deadpool_launch.controller.events import (
+    FenceNode,
+    IncidentClosed,
+    IncidentMark,
+    KillRanks,
+    Say,
+    StartRanks,
+)
 from deadpool_launch.controller.shrinking import fit, replicas_in
 from deadpool_launch.controller.states import Cause, Rank
 from deadpool_runtime import protocol
@@ -124,10 +131,10 @@ def test_a_layout_that_needs_all_ranks_is_not_shrunk() -> None:
     job = bench(active=("n1", "n2"), spares=(), nproc_per_node=1, shrink=True)
     job.begun()
     sizes = [protocol.SegmentSize((0, 1), 100)]
-    body = protocol.Attached("zero", sizes, 10, 0, [0, 1], "ZeroRedundancyOptimizer cannot")
+    body = protocol.Attached("fsdp", sizes, 10, 0, [0, 1], "fully_shard cannot")
     job.all_said(job.everyone, body)
     job.steps_done(job.everyone, 0)
-    assert fit(job.state).why == "ZeroRedundancyOptimizer cannot"
+    assert fit(job.state).why == "fully_shard cannot"
 
 
 def without_a_pair() -> Pairs:
@@ -246,3 +253,21 @@ def test_drained_node_is_used_again_before_ranks_are_set_aside() -> None:
     job.tick()
     assert job.state.aside() == ()
     assert job.state.seats == ("n1", "n2")
+
+
+def test_job_that_shrinks_to_one_node_says_that_its_state_is_there_only() -> None:
+    job = bench(spares=(), shrink=True)
+    job.train_to(20)
+    job.protected(job.everyone)
+    job.agent_lost("n2")
+    job.tick()
+    restore(job, [0, 1])
+    said = [say.text for say in of_type(Say, job.trace)]
+    unheld = (
+        "no other node is up that could hold replicas of ranks 0-1: until one is, the loss of n1 "
+        "loses their state"
+    )
+    assert said.count(unheld) == 1, said
+    marks = {mark.phase: mark.detail for mark in of_type(IncidentMark, job.trace)}
+    assert marks["redundancy gone"] == "ranks 0-1 on n1"
+    assert "redundancy restored" not in marks

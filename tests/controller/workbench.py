@@ -219,6 +219,12 @@ class Bench:
         self.now = max(self.now, deadline)
         return self.feed(Tick(self.now))
 
+    def plan_overdue(self) -> list[Action]:
+        """Let time pass until the plan's own deadline; who is cut off is asked before, in vain."""
+        while self.state.connect_by is not None or self.state.paths is not None:
+            self.tick()
+        return self.tick()
+
     def tick_now(self) -> list[Action]:
         return self.feed(Tick(self.now))
 
@@ -341,6 +347,11 @@ class Bench:
     def at_boundary(self, ranks: Iterable[int], step: int) -> list[Action]:
         epoch, number = self.state.epoch, self.state.halts
         return self.all_said(ranks, protocol.AtBoundary(epoch, number, step))
+
+    def at_the_end_of(self, step: int, node: str) -> list[Action]:
+        """The node is to be drained, and every rank has come to the end of this step and parked."""
+        actions = self.drain(node) + self.holding(self.everyone, step)
+        return actions + self.at_boundary(self.everyone, step) + self.parked(self.everyone)
 
     def parked(self, ranks: Iterable[int]) -> list[Action]:
         return self.all_said(ranks, protocol.Parked(self.state.epoch, 0.01))
@@ -482,7 +493,7 @@ def _message(body: protocol.ToRank) -> str:
     parts = []
     for name in body.__struct_fields__:
         value = getattr(body, name)
-        if name in ("pieces", "checkpoint", "aside") and not value:
+        if name in ("pieces", "checkpoint", "aside", "former", "shards") and not value:
             continue
         parts.append(f"{name}={_value(value)}")
     return " ".join([type(body).__name__, *parts])

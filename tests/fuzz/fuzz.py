@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from mutate import mutated

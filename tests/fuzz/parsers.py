@@ -5,17 +5,20 @@ may raise.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import socket
 import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from datetime import UTC
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import msgspec
 import xxhash
+from journals import swap
 from mutate import sample
 
 from deadpool_launch import channel, journal, statelog
@@ -27,6 +30,14 @@ from deadpool_launch.controller.events import Event
 from deadpool_launch.controller.states import initial_state
 from deadpool_launch.errors import UsageError
 from deadpool_launch.policy import reading
+from deadpool_launch.report.facts import document
+from deadpool_launch.report.page import page
+from deadpool_launch.sites.merge import settle
+from deadpool_launch.sites.reading import read_site
+from deadpool_launch.status.facts import status
+from deadpool_launch.status.metrics import exposition
+from deadpool_launch.status.screen import screen
+from deadpool_launch.view import RunView
 from deadpool_launch.whatif.reading import parse_trace
 from deadpool_runtime import protocol
 from deadpool_runtime.durable import index
@@ -63,6 +74,7 @@ def all_parsers(directory: Path) -> dict[str, Parser]:
         _of_slots(directory / "slot"),
         *_of_state_logs(directory / "state"),
         _of_journals(directory),
+        _of_reports(),
         *_of_checkpoints(),
         *_of_slurm(),
         *_of_settings(),
@@ -269,6 +281,20 @@ def _of_journals(directory: Path) -> Parser:
     return Parser("journal", (lines,), run)
 
 
+def _of_reports() -> Parser:
+    """What is made of a journal, whatever its records have in them."""
+    lines = "".join(json.dumps(record) + "\n" for record in swap()).encode()
+
+    def run(data: bytes) -> None:
+        view = RunView()
+        view.apply_all(filter(None, map(journal.record_of, data.split(b"\n"))))
+        page(document(view), UTC)
+        exposition(view)
+        screen(status(view, None, 10.0), "run", 10)
+
+    return Parser("report", (lines,), run)
+
+
 def _of_checkpoints() -> list[Parser]:
     dice = random.Random(2)
     found = []
@@ -350,6 +376,11 @@ def _of_settings() -> list[Parser]:
         b"spares:\n  auto: {node_mtbf_hours: 20000, probability: 0.99}\n",
         b"admission: [{command: nvidia-smi -L, timeout: 10s}]\nlimits: {spares.count: {max: 4}}\n",
     )
+    sites = (
+        b"match: {clusters: [vista]}\npartitions: {gh: {limits: {nodes: 64, time: 48h}}}\n",
+        b"gpus: {per_node: 4, flag: gres}\nenv: {NCCL_NET: IB}\nlimits.srun: !unknown ask\n",
+        b"network.interfaces: ['ib\\d+', eth.*]\nfailure_domain.pattern: '(c\\d+)-.*'\n",
+    )
     rules = (
         b"rules:\n  - name: a\n    kind: transient\n    reason: b\n    when: {error: 'x.*y'}\n",
         b"rules:\n  - {name: c, kind: permanent, reason: d, when: {exit_code: [1, 2], xid: 79}}\n",
@@ -359,6 +390,12 @@ def _of_settings() -> list[Parser]:
             "policy",
             policies,
             lambda d: reading.read(_text(d), "policy.yaml", may_limit=True),
+            usual_nbytes=200,
+        ),
+        Parser(
+            "site",
+            sites,
+            lambda d: settle("x", [read_site(_text(d), "site.yaml")[0]], partition="gh"),
             usual_nbytes=200,
         ),
         Parser(

@@ -110,7 +110,7 @@ def test_argument_without_separator_points_to_it(
         ("none.py --site local", 2, "there is no script none.py"),
         (". --site local", 2, "there is no script ."),
         ("train.py --site local --spares -1", 2, "--spares -1: must be at least 0"),
-        ("train.py --site cloud", 2, "'cloud' is not one of 'slurm', 'local'"),
+        ("train.py --site cloud", 2, "--site cloud: is no site; there are generic, local,"),
         ("train.py --nodes many", 2, "'many' is not a valid integer"),
         ("train.py --site local --nproc-per-node gpu", 2, "--nproc-per-node gpu: the job has no"),
         ("train.py --site local --fault x", 2, "KIND:TARGET@STEP, such as power-off:1@5"),
@@ -223,7 +223,7 @@ def test_unknown_command_lists_those_that_there_are(capsys: pytest.CaptureFixtur
     assert main_cli.run(["rehears"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("deadpool: rehears is not a command of deadpool; those are ")
-    assert error.endswith(" rehearse, simulate and version\n")
+    assert error.endswith(" and version\n")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from deadpool_launch.display import LiveDisplay, PlainDisplay, open_display, render
-from deadpool_launch.follow import RunView
+from deadpool_launch.view import RunView
 
 
 def _view(ranks: int = 3) -> RunView:

@@ -3,131 +3,77 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from journals import record, swap, two_nodes_and_a_spare, view_of
 
-from deadpool_launch.follow import (
-    NOTHING,
-    JournalTail,
-    NodeRole,
-    RunView,
-    compare_finals,
-    loss_curve,
-    steps_run_again,
-)
+from deadpool_launch.comparing import NOTHING, compare_finals
+from deadpool_launch.controller.roles import NodeRole
+from deadpool_launch.curves import loss_curve, steps_run_again
+from deadpool_launch.follow import JournalTail
 from deadpool_launch.journal import JOURNAL_NAME, Journal
+from deadpool_launch.view import RunView
 from deadpool_runtime.encoding import Digest, digest_of
 
 
-def _record(at: float, kind: str, **fields: Any) -> dict[str, Any]:
-    return {"at": at, "kind": kind, **fields}
-
-
-def _step(at: float, rank: int, step: int, loss: float, epoch: int = 1) -> dict[str, Any]:
-    return _record(
-        at, "step", rank=rank, step=step, epoch=epoch, duration_s=0.1, blocked_s=0.0, loss=loss
-    )
-
-
-def _two_nodes_and_a_spare() -> list[dict[str, Any]]:
-    return [
-        _record(1.0, "job", active=["a", "b"], spares=["c"], world_size=2),
-        _record(2.0, "rank", rank=0, node="a", pid=10, epoch=1),
-        _record(2.0, "rank", rank=1, node="b", pid=11, epoch=1),
-    ]
-
-
-def _swap() -> list[dict[str, Any]]:
-    """Two steps, then ``b`` is lost after only rank 0 completed step 3; ``c`` takes its rank."""
-    return [
-        *_two_nodes_and_a_spare(),
-        *(_step(3.0 + step, rank, step, 4.0 - step) for step in (1, 2) for rank in (0, 1)),
-        _step(6.0, 0, 3, 9.0),
-        _record(6.1, "fault", fault="power-off:b@3", node="b", rank=1, step=3),
-        _record(6.2, "event", name="AgentLost", node="b"),
-        _record(6.3, "incident", number=1, phase="opened", detail="b lost"),
-        _record(6.4, "rank", rank=1, node="c", pid=12, epoch=2),
-        _record(7.3, "incident", number=1, phase="restored", detail="step 2"),
-        *(_step(8.0 + rank / 10, rank, 3, 1.0 + rank, epoch=2) for rank in (0, 1)),
-        _record(
-            8.3,
-            "incident",
-            number=1,
-            phase="closed",
-            verdict="continued",
-            detail="",
-            replayed_steps=1,
-        ),
-        *(_step(9.0, rank, 4, 0.5, epoch=2) for rank in (0, 1)),
-        _record(9.5, "end", verdict="done", exit_code=0, reason="all ranks ended"),
-    ]
-
-
-def _view(records: list[dict[str, Any]]) -> RunView:
-    view = RunView()
-    view.apply_all(records)
-    return view
-
-
 def test_nodes_have_the_roles_of_the_plan_until_something_happens() -> None:
-    view = _view(_two_nodes_and_a_spare())
+    view = view_of(two_nodes_and_a_spare())
     assert view.nodes == {"a": NodeRole.ACTIVE, "b": NodeRole.ACTIVE, "c": NodeRole.SPARE}
 
 
 def test_a_swap_makes_the_dead_node_lost_and_the_spare_active() -> None:
-    view = _view(_swap())
+    view = view_of(swap())
     assert view.nodes == {"a": NodeRole.ACTIVE, "b": NodeRole.LOST, "c": NodeRole.ACTIVE}
     assert (view.ranks[1].node, view.ranks[1].pid, view.ranks[1].processes) == ("c", 12, 2)
     assert (view.ranks[0].pid, view.ranks[0].processes) == (10, 1)
 
 
 def test_the_step_of_the_job_is_the_one_that_every_rank_completed() -> None:
-    records = _swap()
+    records = swap()
     lost_at = next(i for i, record in enumerate(records) if record["kind"] == "fault")
-    assert _view(records[:lost_at]).step == 2
-    assert _view(records).step == 4
-    assert _view([]).step == 0
+    assert view_of(records[:lost_at]).step == 2
+    assert view_of(records).step == 4
+    assert view_of([]).step == 0
 
 
 def test_an_incident_is_open_until_its_verdict() -> None:
-    records = _swap()
+    records = swap()
     opened = next(i for i, record in enumerate(records) if record["kind"] == "incident")
-    incident = _view(records[: opened + 1]).open_incident
+    incident = view_of(records[: opened + 1]).open_incident
     assert incident is not None
     assert incident.closed_at is None
-    view = _view(records)
+    view = view_of(records)
     assert view.open_incident is None
     assert (view.incidents[1].verdict, view.incidents[1].closed_at) == ("continued", 8.3)
 
 
 def test_the_curve_takes_the_second_run_of_a_step_that_was_run_again() -> None:
-    view = _view(_swap())
+    view = view_of(swap())
     assert [(p.step, p.loss) for p in loss_curve(view)] == [(1, 3.0), (2, 2.0), (3, 1.5), (4, 0.5)]
     # Step 3, which rank 0 had completed, and step 4, which it had begun.
     assert steps_run_again(view, view.incidents[1]) == [3, 4]
 
 
 def test_an_incident_without_verdict_has_no_replayed_steps() -> None:
-    records = _swap()
+    records = swap()
     opened = next(i for i, record in enumerate(records) if record["kind"] == "incident")
-    view = _view(records[: opened + 1])
+    view = view_of(records[: opened + 1])
     assert steps_run_again(view, view.incidents[1]) == []
 
 
 def test_the_end_is_the_verdict() -> None:
-    view = _view(_swap())
+    view = view_of(swap())
     assert view.end is not None
     assert (view.end.verdict, view.end.exit_code) == ("done", 0)
 
 
 def test_records_of_a_kind_that_is_not_known_change_nothing() -> None:
-    view = _view([*_swap(), _record(10.0, "weather", temperature=20)])
+    view = view_of([*swap(), record(10.0, "weather", temperature=20)])
     assert view.step == 4
 
 
 def test_only_the_newest_lines_for_people_are_kept() -> None:
-    view = _view([_record(float(n), "say", text=f"line {n}") for n in range(100)])
+    view = view_of([record(float(n), "say", text=f"line {n}") for n in range(100)])
     assert view.says[-1] == (99.0, "line 99")
     assert len(view.says) < 100
 
@@ -164,11 +110,8 @@ def test_a_line_that_is_still_being_written_waits(tmp_path: Path, cut: int) -> N
 
 
 def _finals(*digests: dict[str, str]) -> RunView:
-    return _view(
-        [
-            _record(1.0, "final", rank=rank, step=9, parts=parts)
-            for rank, parts in enumerate(digests)
-        ]
+    return view_of(
+        [record(1.0, "final", rank=rank, step=9, parts=parts) for rank, parts in enumerate(digests)]
     )
 
 

@@ -16,6 +16,7 @@ from traces import living_children
 
 from deadpool_launch import movers
 from deadpool_launch.movers import Lives, MoverStep, after_end
+from deadpool_launch.sites.model import GENERIC
 from deadpool_launch.slurm_movers import SlurmMovers
 from deadpool_runtime.replication.mover_messages import NO_MPI_EXIT
 from deadpool_slurm.client import CommandLineClient
@@ -43,7 +44,7 @@ def test_mpiexec_tells_each_process_its_node() -> None:
 
 def test_slurm_starts_them_as_one_step_over_the_nodes() -> None:
     client = CommandLineClient({})
-    starter = SlurmMovers(client, "7", {"SLURM_NETWORK": "job_vni"}, "pmi2", {}, cpus=4)
+    starter = SlurmMovers(client, "7", {"SLURM_NETWORK": "job_vni"}, "pmi2", GENERIC, cpus=4)
     argv = starter.command(["n1", "n2", "n4"], ["mover"], "deadpool-movers-3", Path("/l/m.log"))
     assert {"--jobid=7", "--nodes=3", "--nodelist=n[1-2,4]", "--mpi=pmi2"} <= set(argv)
     assert {"--network=job_vni", "--cpus-per-task=4", "--job-name=deadpool-movers-3"} <= set(argv)

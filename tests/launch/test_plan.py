@@ -200,12 +200,11 @@ def test_malformed_fault_is_refused(text: str) -> None:
         parse_fault(text)
 
 
-def test_site_defaults_to_the_allocation() -> None:
-    assert choose_site(None, {"SLURM_JOB_ID": "7"}) == "slurm"
+def test_nodes_of_slurm_take_an_allocation() -> None:
+    assert choose_site("slurm", {"SLURM_JOB_ID": "7"}) == "slurm"
     assert choose_site("local", {"SLURM_JOB_ID": "7"}) == "local"
-    for asked in (None, "slurm"):
-        with pytest.raises(UnsuitableError, match=r"^not inside a Slurm allocation: submit "):
-            choose_site(asked, {})
+    with pytest.raises(UnsuitableError, match=r"^not inside a Slurm allocation: submit "):
+        choose_site("slurm", {})
 
 
 def test_number_of_ranks_on_a_node() -> None:

@@ -30,8 +30,17 @@ def signalled(run_dir: Path, signum: int) -> None:
     parent.send_signal(signum)
 
 
-def test_drained_node_hands_its_ranks_over_and_no_step_is_run_again(tmp_path: Path) -> None:
-    run_dir, quiet = tmp_path / "run", tmp_path / "quiet"
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, str]]:
+    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert local_run.run(run_dir, *SIZE, "--", "--steps", STEPS).returncode == 0
+    return final_state(run_dir)
+
+
+def test_drained_node_hands_its_ranks_over_and_no_step_is_run_again(
+    tmp_path: Path, undisturbed: dict[int, dict[str, str]]
+) -> None:
+    run_dir = tmp_path / "run"
     script = ("--", "--steps", STEPS, "--hold", "0:8:forward")
     with local_run.started(run_dir, *SIZE, "--spares", 1, *script) as process:
         wait("rank 0 in step 8", (run_dir / "hold-0-8").exists)
@@ -59,17 +68,20 @@ def test_drained_node_hands_its_ranks_over_and_no_step_is_run_again(tmp_path: Pa
     after = deadpool("drain", "local2", "--job", run_dir)
     assert after.returncode == 10
     assert "has ended: the script ended on every rank" in after.stderr
-    assert local_run.run(quiet, *SIZE, "--", "--steps", STEPS).returncode == 0
-    assert final_state(run_dir) == final_state(quiet)
+    assert final_state(run_dir) == undisturbed
 
 
-def test_job_ends_at_a_boundary_with_a_checkpoint_when_it_gets_sigusr1(tmp_path: Path) -> None:
+def test_job_ends_at_a_boundary_with_a_checkpoint_and_the_next_launch_goes_on_from_it(
+    tmp_path: Path, undisturbed: dict[int, dict[str, str]]
+) -> None:
     run_dir, folder = tmp_path / "run", tmp_path / "checkpoints"
-    saves = ("--checkpoint-dir", folder, "--checkpoint-every", 1000)
-    endless = ("--", "--steps", 100000, "--step-s", 0.05)
-    with local_run.started(run_dir, *SIZE, *saves, *endless) as process:
-        wait("steps", lambda: records(run_dir, "step", step=3))
+    saves = ("--checkpoint-dir", folder, "--checkpoint-every", 1000, "--checkpoint-name", "small")
+    script = ("--", "--steps", STEPS, "--hold", "0:7:forward")
+    with local_run.started(run_dir, *SIZE, *saves, *script) as process:
+        wait("rank 0 in step 7", (run_dir / "hold-0-7").exists)
         signalled(run_dir, signal.SIGUSR1)
+        wait("the launcher's word", lambda: records(run_dir, "event", name="Holding", rank=0))
+        (run_dir / "release-0-7").touch()
         out, _ = process.communicate(timeout=local_run.LONG_S)
     assert process.returncode == 75, out
     (end,) = records(run_dir, "end")
@@ -82,6 +94,16 @@ def test_job_ends_at_a_boundary_with_a_checkpoint_when_it_gets_sigusr1(tmp_path:
     (checkpoint,) = records(run_dir, "checkpoint")
     assert (checkpoint["step"], checkpoint["kept"]) == (newest[0], [newest[0]])
     assert not records(run_dir, "incident")
+    later = tmp_path / "later"
+    done = local_run.run(later, *SIZE, *saves, "--", "--steps", STEPS)
+    assert done.returncode == 0, local_run.explain(done, later)
+    where = folder / "small"
+    assert f"goes on from the durable checkpoint of step {newest[0]} in {where}\n" in done.stdout
+    steps = {record["step"] for record in records(later, "step")}
+    assert steps == {0, *range(newest[0] + 1, STEPS + 1)}, "none is run again"
+    (closed,) = [record for record in records(later, "incident") if "verdict" in record]
+    assert closed["verdict"] == "begun"
+    assert final_state(later) == undisturbed, local_run.explain(done, later)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from deadpool_launch import plot
 from deadpool_launch.errors import UsageError
-from deadpool_launch.follow import RunView
+from deadpool_launch.view import RunView
 
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from deadpool_launch import preflight
+from deadpool_launch import driver, preflight, preflight_probe
 from deadpool_launch.backends.base import Allocation, Check
 from deadpool_launch.backends.slurm_steps import blame, last_error
 from deadpool_launch.errors import UnsuitableError
+from deadpool_launch.journal import Journal
 from deadpool_launch.options import LaunchOptions
-from deadpool_launch.preflight_probe import PREFIX, token_path
+from deadpool_launch.preflight_probe import NOT_SHARED, PREFIX, token_path
 from deadpool_launch.prepare import assign
 from deadpool_slurm import parse
 
@@ -32,16 +33,23 @@ FACTS: dict[str, Any] = {
 }
 
 
+OWN = {**FACTS, "node": "n1"}
+DIRECTORIES = preflight.Directories("/runs/7", "/ckpt")
+
+
 def probed(**changes: dict[str, Any]) -> list[Check]:
-    """The checks of three nodes, of which some differ."""
+    """The checks of three nodes, of which some differ; the launcher is on n1."""
     probes = {node: {**FACTS, "node": node, **changes.get(node, {})} for node in NODES}
-    return preflight.probe_checks(NODES, probes, FACTS, {})
+    return preflight.probe_checks(NODES, probes, OWN, {}, DIRECTORIES)
 
 
 def test_equal_nodes_are_one_line() -> None:
     (check,) = probed()
     assert check.ok is True
-    assert check.text.startswith("n[1-3]: python 3.11.7, torch 2.13.0")
+    assert check.text == (
+        "n[1-3]: python 3.11.7, torch 2.13.0, run directory and checkpoint directory shared, "
+        "clocks agree"
+    )
 
 
 @pytest.mark.parametrize("what", ["python", "deadpool", "torch"])
@@ -53,15 +61,52 @@ def test_node_with_another_environment_is_named_and_left_out(what: str) -> None:
 
 def test_missing_torch_everywhere_is_not_one_nodes_fault() -> None:
     facts = {**FACTS, "torch": None}
-    checks = preflight.probe_checks(NODES, {node: facts for node in NODES}, facts, {})
+    checks = preflight.probe_checks(NODES, {node: facts for node in NODES}, facts, {}, DIRECTORIES)
     assert {check.leave_out for check in checks} == {None}
     assert {check.ok for check in checks} == {False}
 
 
-def test_run_directory_problem_names_the_node() -> None:
-    check, _ = probed(n3={"run_dir": "cannot be written: Permission denied"})
-    assert check.text == "n3: the run directory cannot be written: Permission denied"
-    assert check.leave_out == "n3"
+@pytest.mark.parametrize(
+    ("key", "directory", "flag"),
+    [
+        ("run_dir", "run directory /runs/7", "--run-dir"),
+        ("checkpoint_dir", "checkpoint directory /ckpt", "--checkpoint-dir"),
+    ],
+)
+def test_node_that_does_not_see_a_shared_directory_is_left_out_and_named(
+    key: str, directory: str, flag: str
+) -> None:
+    bad, good = probed(n3={key: NOT_SHARED})
+    assert bad.text == f"the {directory} on n3 is not the one that the launcher's node has"
+    assert bad.remedy == (
+        f"mount it there, or choose a {flag} on a file system that all nodes share and can write"
+    )
+    assert (bad.ok, bad.leave_out) == (False, "n3")
+    assert good.text.startswith("n[1-2]: ")
+
+
+def test_directory_that_no_other_node_sees_stops_the_job() -> None:
+    """Else a job of one node with spares would go on without any."""
+    bad = probed(n2={"checkpoint_dir": NOT_SHARED}, n3={"checkpoint_dir": NOT_SHARED})[0]
+    assert (bad.ok, bad.leave_out) == (False, None)
+    assert bad.text == (
+        "the checkpoint directory /ckpt on n[2-3] is not the one that the launcher's node has"
+    )
+    with pytest.raises(UnsuitableError, match=r"has; choose a --checkpoint-dir on a file system"):
+        assign(ALLOCATION, options(nodes=1, spares=2), [bad])
+
+
+def test_node_that_is_left_out_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = [Check("run directory", False, "n3 is wrong", "mend it", leave_out="n3")]
+    journal = Journal(tmp_path, print)
+    driver._tell_checks(checks, journal, ignored=False)
+    driver._tell_checks(checks, journal, ignored=True)
+    journal.close()
+    said = capsys.readouterr().out
+    assert "n3 is left out: n3 is wrong; mend it\n" in said
+    assert "ignored: n3 is wrong; mend it\n" in said
 
 
 @pytest.mark.parametrize(
@@ -78,7 +123,9 @@ def test_differences_that_stop_nothing(change: dict[str, Any], text: str) -> Non
 
 def test_node_that_does_not_answer_is_left_out_with_the_reason() -> None:
     probes = {node: {**FACTS, "node": node} for node in ("n1", "n3")}
-    bad, good = preflight.probe_checks(NODES, probes, FACTS, {"n2": "Connection refused"})
+    bad, good = preflight.probe_checks(
+        NODES, probes, OWN, {"n2": "Connection refused"}, DIRECTORIES
+    )
     assert (bad.text, bad.leave_out) == ("n2 did not answer: Connection refused", "n2")
     assert good.text.startswith("n[1,3]: ")
 
@@ -91,10 +138,14 @@ def test_line_of_a_node_is_found_among_others() -> None:
 
 
 def test_probe_runs_without_torch_and_leaves_nothing(tmp_path: Path) -> None:
-    token_path(tmp_path, "abc").touch()
+    checkpoint_dir = tmp_path / "ckpt"
+    checkpoint_dir.mkdir()
+    for directory in (tmp_path, checkpoint_dir):
+        token_path(directory, "abc").write_text("abc")
+    before = sorted(tmp_path.rglob("*"))
     argv = [sys.executable, "-X", "importtime", "-m", "deadpool_launch.preflight_probe"]
     done = subprocess.run(
-        [*argv, str(tmp_path), "abc", "[]"],
+        [*argv, str(tmp_path), "abc", "[]", str(checkpoint_dir)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SLURMD_NODENAME": "n7"},
         capture_output=True,
         text=True,
@@ -102,9 +153,22 @@ def test_probe_runs_without_torch_and_leaves_nothing(tmp_path: Path) -> None:
     )
     facts = preflight.read_probe(done.stdout, 0.0)
     assert facts is not None
-    assert (facts["node"], facts["run_dir"]) == ("n7", "")
+    assert (facts["node"], facts["run_dir"], facts["checkpoint_dir"]) == ("n7", "", "")
     assert "| torch" not in done.stderr
-    assert os.listdir(tmp_path) == [token_path(tmp_path, "abc").name]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_directory_of_another_disk_is_told_from_the_launchers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight_probe, "_TOKEN_TIMEOUT_S", 0.0)
+    token_path(tmp_path, "abc").write_text("abc")
+    local = tmp_path / "local"
+    local.mkdir()
+    facts = preflight_probe.probe(tmp_path, "abc", (), local)
+    assert (facts["run_dir"], facts["checkpoint_dir"]) == ("", NOT_SHARED)
+    token_path(local, "abc").write_text("of another job")
+    assert preflight_probe.probe(tmp_path, "abc", (), local)["checkpoint_dir"] == NOT_SHARED
 
 
 def test_no_kill_is_proved_trusted_unknown_or_missing() -> None:

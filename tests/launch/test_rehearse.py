@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 from deadpool_launch.faults import parse_fault, striking_ranks
-from deadpool_launch.follow import JournalTail, RankView, RunView, StepView
+from deadpool_launch.follow import JournalTail
 from deadpool_launch.rehearsal_run import Outcome
 from deadpool_launch.rehearse import Rehearsal, _why_missed
+from deadpool_launch.view import RankView, RunView, StepView
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 _REHEARSE = [sys.executable, "-m", "deadpool_launch.main_cli", "rehearse"]

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
+from job_specs import job_spec
 
 from deadpool_launch.agent.line import LauncherLine
 from deadpool_launch.agents import SPARE_GUESTS, AgentServer
@@ -17,21 +18,7 @@ from deadpool_runtime import protocol
 
 SECRET = b"s" * 32
 LONG_S = 60
-SPEC = protocol.JobSpec(
-    job_id="7",
-    run_dir="/nowhere",
-    script="",
-    script_args=[],
-    world_size=1,
-    nproc_per_node=1,
-    env={},
-    heartbeat_s=10.0,
-    frozen_after_s=1.0,
-    confirm_timeout_s=5.0,
-    stop_grace_s=1.0,
-    record_final_state=False,
-    fault_steps={},
-)
+SPEC = job_spec(job_id="7", heartbeat_s=10.0)
 
 
 class Door:

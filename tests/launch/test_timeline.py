@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from deadpool_launch.display import print_table
-from deadpool_launch.follow import IncidentView, RunView
 from deadpool_launch.timeline import TimelineRow, bar, headline, render, timeline
+from deadpool_launch.view import IncidentView, RunView
 
 _PHASES = [
     (0.0, "opened", "node2 lost: its connection was closed"),

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from deadpool_launch import movers
+from deadpool_launch.sites.model import SiteConfig
 from deadpool_launch.slurm_movers import SlurmMovers
 from deadpool_slurm.client import CommandLineClient
 
@@ -20,7 +21,8 @@ async def main() -> None:
     job_id, secret, log_dir, netmod = sys.argv[1:5]
     variables = {**os.environ, "SLURM_JOB_ID": job_id}
     added = {**movers.MPICH_OVER_TCP, "MPIR_CVAR_CH4_NETMOD": netmod, "UCX_TLS": "tcp,self"}
-    starter = SlurmMovers(CommandLineClient(variables), job_id, variables, "pmi2", added)
+    site = SiteConfig(mpi_env=tuple(added.items()))
+    starter = SlurmMovers(CommandLineClient(variables), job_id, variables, "pmi2", site)
     step = movers.MoverStep(
         starter,
         lambda world_id: movers.mover_argv(sys.executable, job_id, world_id, Path(secret)),

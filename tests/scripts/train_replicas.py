@@ -24,12 +24,24 @@ import deadpool_runtime as deadpool
 from deadpool_runtime.kinds import local_part
 
 
-def parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """All tensors of the training state, this rank's part of each."""
-    found: list[torch.Tensor] = []
-    for parameter in model.parameters():
-        state: dict[str, Any] = optimizer.state[parameter]
-        found += [local_part(parameter), *(local_part(state[key]) for key in sorted(state))]
+def parts(model: nn.Module, optimizer: Any) -> dict[str, torch.Tensor]:
+    """All tensors of the training state by name, this rank's part of each."""
+    inner: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+    found: dict[str, torch.Tensor] = {}
+    for index, parameter in enumerate(model.parameters()):
+        found[f"{index}"] = local_part(parameter)
+        state: dict[str, Any] = inner.state.get(parameter, {})
+        found |= {f"{index} {name}": local_part(value) for name, value in state.items()}
+    return found
+
+
+def saved_parts(folder: Path, step: int, role: int, *, of_all: bool) -> dict[str, torch.Tensor]:
+    """What rank ``role`` had, or with ``of_all`` besides what only others had."""
+    own = f"state-{step}-{role}.pt"
+    paths = [*(sorted(folder.glob(f"state-{step}-*.pt")) if of_all else ()), folder / own]
+    found: dict[str, torch.Tensor] = {}
+    for path in paths:
+        found |= torch.load(path)["parts"]
     return found
 
 
@@ -37,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--hsdp", type=int, default=0)
+    parser.add_argument("--zero", action="store_true")
     parser.add_argument("--from", dest="origin", default="")
     parser.add_argument("--as", dest="roles", default="")
     parser.add_argument("--wait-for", default="", help="STEP:SIZE: not past it with fewer ranks")
@@ -55,7 +68,13 @@ def main() -> None:
         model = fully_shard(net, mesh=mesh)
     else:
         model = DistributedDataParallel(net, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer: Any
+    if args.zero:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # takes long
+
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     first = 0
     if args.origin:
         folder, _, step_text = args.origin.rpartition(":")
@@ -65,9 +84,9 @@ def main() -> None:
         optimizer.step()  # makes its state
         optimizer.zero_grad()
         with torch.no_grad():
-            saved = torch.load(Path(folder) / f"state-{first}-{role}.pt")
-            for tensor, value in zip(parts(model, optimizer), saved["parts"], strict=True):
-                tensor.copy_(value)
+            saved = saved_parts(Path(folder), first, role, of_all=args.zero)
+            for name, tensor in parts(model, optimizer).items():
+                tensor.copy_(saved[name])
     generator = torch.Generator().manual_seed(100 + role)
     batches = list(torch.randn(args.steps, 6, 8, generator=generator))[first:]
     job = deadpool.attach(model, optimizer)

@@ -16,11 +16,14 @@ from deadpool_launch.controller.events import RankExited, RankSaid, RankStopped
 from deadpool_launch.controller.states import Rank, Stage, State
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.sim import cli
+from deadpool_launch.sim.arenas import Arenas
 from deadpool_launch.sim.cluster import Outcome, simulate
 from deadpool_launch.sim.faults import Fault, FaultKind, Scope
+from deadpool_launch.sim.promises import PromiseBroken
 from deadpool_launch.sim.scenario import Scenario, random_scenario
 from deadpool_launch.sim.shrink import shrink
-from deadpool_runtime.protocol import Copy
+from deadpool_launch.sim.values import Layout, LayoutKind
+from deadpool_runtime.protocol import Copy, Plan
 from deadpool_runtime.replication import placement
 
 #: Raise it for a longer search: ``DEADPOOL_SIM_SEEDS=100000``.
@@ -32,6 +35,32 @@ def test_no_seed_breaks_a_promise() -> None:
     assert done.exception is None
     assert done.return_value == 0, done.output
     assert "completed" in done.output
+
+
+@pytest.mark.parametrize("seed", [8357, 10097, 10940, 14610, 14654, 18086, 910025])
+def test_a_seed_that_once_broke_a_promise_breaks_none(seed: int) -> None:
+    assert simulate(random_scenario(seed)).broken == ""
+
+
+def test_ranks_of_one_node_reach_each_other_without_a_network() -> None:
+    fault = Fault(FaultKind.PARTITION, "n0", 1.5, scope=Scope.PEERS)
+    for seed in range(8):
+        scenario = random_scenario(seed, nodes=1, spares=1, nproc_per_node=2)
+        outcome = simulate(scenario.with_faults([fault]))
+        assert (outcome.broken, outcome.verdict) == ("", "completed"), outcome.reason
+        assert outcome.incidents == 0
+
+
+def test_a_copy_that_is_gone_though_a_plan_names_it_is_noticed() -> None:
+    layout = Layout(LayoutKind.FSDP, 2, 1)
+    arenas, state = Arenas(layout), layout.expected(0, 4)
+    plan = Plan(2, 4, arenas.address("n0"), [], None)
+    arenas.seal("n0", Copy(0, 4, 1, False, list(layout.segments[0]), []), state)
+    arenas.wipe("n0", 0, False, 4)
+    with pytest.raises(PromiseBroken, match="of step 4 of rank 0 on n0 is needed and gone"):
+        arenas.fetched(0, "n0", plan, set())
+    arenas.lose("n0")
+    assert "there is no copy of step 4" in str(arenas.fetched(0, "n0", plan, set()))
 
 
 def test_the_same_seed_gives_the_same_trace_in_every_process() -> None:

@@ -22,6 +22,13 @@ def test_batch_script_of_a_real_cluster() -> None:
     assert job.gpus_on_node is None
     assert not job.in_srun_step
     assert not job.no_kill_variable
+    assert job.restarts == 0
+
+
+def test_job_that_was_requeued_says_how_often() -> None:
+    job = environ.read_job({**BATCH, "SLURM_RESTART_COUNT": "2"})
+    assert job is not None
+    assert job.restarts == 2
 
 
 def test_outside_a_job_there_is_nothing() -> None:

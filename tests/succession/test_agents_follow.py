@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from job_specs import job_spec
 
 from deadpool_launch.agent.keeper import LogKeeper
 from deadpool_launch.agent.line import LauncherLine
@@ -26,21 +27,7 @@ NODES = ("n1", "n2", "n3", "n4")
 HEARTBEAT_TIMEOUT_S = 0.5
 LONG_S = 60.0
 
-SPEC = protocol.JobSpec(
-    job_id="1",
-    run_dir="/nowhere",
-    script="none.py",
-    script_args=[],
-    world_size=3,
-    nproc_per_node=1,
-    env={},
-    heartbeat_s=0.1,
-    frozen_after_s=1.0,
-    confirm_timeout_s=8.0,
-    stop_grace_s=1.0,
-    record_final_state=False,
-    fault_steps={},
-)
+SPEC = job_spec(world_size=3)
 
 
 async def until(what: str, holds: Callable[[], Any]) -> None:

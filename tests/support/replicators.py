@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deadpool_runtime import protocol
+from deadpool_runtime import parking, protocol
 from deadpool_runtime.replication import wire
 from deadpool_runtime.replication.arena import Arena, SlotFile
 from deadpool_runtime.replication.client import ReplicatorClient
@@ -80,7 +80,7 @@ class Node:
 
     def close(self) -> None:
         """End the replicator as an agent does, and remove the arena."""
-        self.process.terminate()
+        self.process.send_signal(parking.END_SIGNAL)
         assert self.process.wait(DEADLINE_S) in (0, -9)
         self.control.close()
         self.arena.remove()
@@ -135,14 +135,22 @@ class Rank:
         self.heard: queue.Queue[FromReplicator] = queue.Queue()
         self.client = ReplicatorClient(node.arena.path, rank, born, self.heard.put)
 
-    def protect(self, holder: Node | protocol.Address | None, epoch: int = 0) -> None:
-        """Let replicas of all segments go to ``holder``."""
+    def protect(
+        self,
+        holder: Node | protocol.Address | None,
+        epoch: int = 0,
+        *,
+        restoring: bool = False,
+        segments: list[tuple[int, ...]] | None = None,
+    ) -> None:
+        """Let replicas of these segments, or of all, go to ``holder``."""
         address = holder.address if isinstance(holder, Node) else holder
         there = None
         if address is not None:
             name = holder.name if isinstance(holder, Node) else "proxy"
-            there = protocol.Holder(name, address, list(self.ranks))
-        self.client.send(SetHolder(epoch, there))
+            names = self.ranks if segments is None else segments
+            there = protocol.Holder(name, address, list(names))
+        self.client.send(SetHolder(epoch, there, restoring))
 
     def manifest(self, step: int, epoch: int = 0, own: bytes = b"own") -> Manifest:
         """The manifest of what ``begin`` and ``copy`` write."""

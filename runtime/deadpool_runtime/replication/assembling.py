@@ -1,7 +1,8 @@
 """Copies that are put together on this node for a rank that has none, from pieces of others.
 
 Pure. The base piece brings the manifest and the own part; what other pieces bring must have the
-hashes of that manifest.
+hashes of that manifest. A rank may also have a replica of another rank's copy fetched, one piece
+of it, which is then kept here as if it had been sent.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ TRIES = 3
 
 @dataclass
 class Assembly:
-    """The slot of ``step`` of ``rank`` is being made whole."""
+    """The slot of ``step`` of ``rank`` is being made whole, or a replica fetched for it."""
 
     rank: int
     epoch: int
     step: int
     pieces: list[Piece]
+    held: bool = False
     index: int = 0
     tries: int = 0
     #: The manifest of the base piece.
@@ -46,6 +48,21 @@ class Assembly:
     def piece(self) -> Piece:
         """The piece that is awaited."""
         return self.pieces[self.index]
+
+    @property
+    def slot(self) -> SlotName:
+        """What is filled."""
+        owner = self.piece.rank if self.held else self.rank
+        return SlotName(self.held, owner, self.step)
+
+    def present(self, manifest: Manifest) -> tuple[int, ...]:
+        """What of the base copy the slot has in the end."""
+        indices = [
+            index
+            for index, segment in enumerate(manifest.segments)
+            if not self.held or packed(segment.ranks) in self.piece.segments
+        ]
+        return (*indices, OWN)
 
 
 class Assemblies:
@@ -72,8 +89,11 @@ class Assemblies:
             return
         if (older := self._by_rank.get(rank)) is not None:
             self._fail(older, "the rank asked for something else")
-        assembly = Assembly(rank, message.epoch, message.step, message.pieces)
+        assembly = Assembly(rank, message.epoch, message.step, message.pieces, message.held)
         self._by_rank[rank] = assembly
+        if message.held and len(message.pieces) != 1:
+            self._fail(assembly, "a replica is fetched in one piece")
+            return
         if [piece.base for piece in message.pieces] != [True] + [False] * (len(message.pieces) - 1):
             self._fail(assembly, "the first piece, and no other, must be the base")
             return
@@ -117,9 +137,8 @@ class Assemblies:
         room = None
         if assembly.piece.base:
             # A peer's copy that is taken over becomes this rank's own.
-            assembly.manifest = replace(message.manifest, rank=assembly.rank)
-            whole = (*range(len(message.manifest.segments)), OWN)
-            room = room_for(message.manifest, whole)
+            assembly.manifest = replace(message.manifest, rank=assembly.slot.rank)
+            room = room_for(message.manifest, assembly.present(message.manifest))
         base = assembly.manifest
         assert base is not None
         index_of = {segment.ranks: index for index, segment in enumerate(base.segments)}
@@ -127,7 +146,7 @@ class Assemblies:
             theirs: OWN if theirs == OWN else index_of[message.manifest.segments[theirs].ranks]
             for theirs in message.present
         }
-        at = offsets(base.segments, tuple(range(len(base.segments))))
+        at = offsets(base.segments, assembly.present(base))
 
         def expected(part: Part) -> bytes:
             return hash_of(base, Part(index_of_theirs[part.segment], part.chunk))
@@ -136,7 +155,7 @@ class Assemblies:
             Incoming(
                 key=key,
                 epoch=assembly.epoch,
-                slot=SlotName(False, assembly.rank, assembly.step),
+                slot=assembly.slot,
                 manifest=message.manifest,
                 wanted=message.present,
                 places={theirs: at[ours] for theirs, ours in index_of_theirs.items()},
@@ -156,7 +175,7 @@ class Assemblies:
         if sorted(named) != sorted(piece.segments) or (OWN in message.present) != piece.base:
             return "the source sent other segments than it was asked for"
         if piece.base:
-            own = piece.rank == assembly.rank or piece.adopted
+            own = piece.rank == assembly.rank or piece.adopted or assembly.held
             return "" if own else "the base is another rank's copy"
         base = assembly.manifest
         assert base is not None
@@ -190,7 +209,7 @@ class Assemblies:
             assembly.tries = 0
             self._ask(assembly)
             return
-        whole = (*range(len(base.segments)), OWN)
+        whole = assembly.present(base)
         for part in parts_of(base, whole):
             if assembly.got.get(part) != hash_of(base, part):
                 ranks = list(base.segments[part.segment].ranks)
@@ -198,6 +217,10 @@ class Assemblies:
                 return
         assembly.sealing = True
         self._inbox.seal(stream, base, whole)
+
+    def awaits(self, key: StreamKey) -> bool:
+        """Whether the stream is one of these."""
+        return self._of(key) is not None
 
     def sealed(self, stream: Incoming, event: SlotSealed) -> None:
         """The slot is sealed, or could not be."""

@@ -107,7 +107,8 @@ class Core:
             case SlotSealed():
                 self._slot_sealed(event)
             case CopyRead():
-                self._sources.read(event)
+                if not self._holdings.read(event):
+                    self._sources.read(event)
             case SourceDamaged():
                 self._source_damaged(event)
             case FenceWanted(epoch=epoch):
@@ -173,6 +174,7 @@ class Core:
         for each in self._senders:
             each.link_down(lost)
         self._sources.link_down(number)
+        self._holdings.link_down(number)
         self._inbox.link_down(number)
         self._assemblies.link_down(number, reason)
 
@@ -240,6 +242,7 @@ class Core:
             incoming = self._inbox.get(key)
             if incoming is not None:
                 self._inbox.close(incoming)
+            self._holdings.forget(key)
             self._assemblies.refused(key, reason)
 
     # ------------------------------------------------------------ outcomes
@@ -248,7 +251,8 @@ class Core:
         stream = self._inbox.job_done(event.key)
         if stream is None:
             return
-        if stream.slot.replica:
+        # A replica may have been fetched.
+        if stream.slot.replica and not self._assemblies.awaits(stream.key):
             self._holdings.sealed(stream, event)
         else:
             self._assemblies.sealed(stream, event)
@@ -272,6 +276,7 @@ class Core:
         for each in self._senders:
             each.fence()
         self._assemblies.fence()
+        self._holdings.fence()
         for stream in self._inbox.live():
             if stream.epoch < self._board.fence:
                 self._inbox.refuse(stream, f"epoch {stream.epoch} is over")

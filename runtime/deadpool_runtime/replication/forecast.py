@@ -1,4 +1,5 @@
-"""How large a copy of the state will be, known before the first step."""
+"""How large a copy of the state will be, known before the first step, and when other ranks take
+part."""
 
 from __future__ import annotations
 
@@ -56,6 +57,8 @@ def forecast(
             reasons.append(prediction.reason)
         if prediction.states is None:
             continue
+        if alone:  # what there is of it is foreseen once more
+            whole = [item for item in whole if not item.key.startswith(f"o/{oi}/")]
         for (gi, pi), states in prediction.states.items():
             parameter = inner.param_groups[gi]["params"][pi]
             ranks = (rank,) if alone else ranks_of(keys[id(parameter)])

@@ -1,10 +1,19 @@
 """Replicas that this node keeps for ranks of other nodes, and copies that it hands out.
 
 Pure. A replica is sealed only when every chunk that was asked for arrived with the hash that the
-sealed manifest of its owner has for it.
+sealed manifest of its owner has for it. One that is sealed is left as it is when its owner sends
+the same copy once more, as all do in a new epoch:
+
+1. Rank 3 is lost with its node. Its replacement fetches step 20 from the replica of rank 3 here,
+   and so does rank 2, for a segment that both had on the lost node.
+2. The replacement has all it needs and sends step 20 here again, while rank 2 still fetches.
+3. Were the replica unsealed now, rank 2 would find nothing here; and if the replacement were lost
+   before the new one is whole, nobody would have step 20 any more.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from deadpool_runtime.replication import wire
 from deadpool_runtime.replication.board import Board, fault_in, hash_of, parts_of
@@ -30,6 +39,8 @@ class Holdings:
         self._inbox = inbox
         #: The newest epoch in which each owner's replica was put here.
         self._epochs: dict[int, int] = {}
+        #: Puts of sealed copies whose slots are being looked into.
+        self._looking: dict[StreamKey, wire.Put] = {}
 
     def put(self, link: int, message: wire.Put) -> None:
         """An owner's node wants a replica to be kept."""
@@ -45,12 +56,56 @@ class Holdings:
             self._board.tell(link, wire.StreamRefused(message.stream, reason))
             return
         self._epochs[manifest.rank] = message.epoch
+        newer = "a newer put of the same rank began"
         for other in self._inbox.live():
             if other.slot.replica and other.slot.rank == manifest.rank:
-                self._inbox.refuse(other, "a newer put of the same rank began")
+                self._inbox.refuse(other, newer)
+        self._give_up(lambda put: put.manifest.rank == manifest.rank, newer)
+        key = StreamKey(link, message.stream)
+        if manifest.own_hash and not fault_in(manifest, message.present, hashed=True):
+            self._looking[key] = message
+            self._board.do(ReadCopy(key, SlotName(True, manifest.rank, manifest.step)))
+        else:
+            self._open(key, message)
+
+    def read(self, event: CopyRead) -> bool:
+        """The slot of a put was looked into; False if nothing here waits for that."""
+        message = self._looking.pop(event.key, None)
+        if message is None:
+            return False
+        if event.manifest == message.manifest and {*message.present} <= {*event.present}:
+            self._board.tell(event.key.link, wire.PutSealed(event.key.stream))
+        elif event.manifest is not None and not message.replaces:
+            reason = "another replica of this step stays until all ranks are restored"
+            self._board.tell(event.key.link, wire.StreamRefused(event.key.stream, reason))
+        else:
+            self._open(event.key, message)
+        return True
+
+    def fence(self) -> None:
+        """A newer epoch was declared."""
+        fence = self._board.fence
+        self._give_up(lambda put: put.epoch < fence, f"epoch {fence} runs")
+
+    def link_down(self, link: int) -> None:
+        """Nobody waits for the answers any more."""
+        for key in [key for key in self._looking if key.link == link]:
+            del self._looking[key]
+
+    def forget(self, key: StreamKey) -> None:
+        """The owner's node gave the put up."""
+        self._looking.pop(key, None)
+
+    def _give_up(self, wanted: Callable[[wire.Put], bool], reason: str) -> None:
+        for key in [key for key, put in self._looking.items() if wanted(put)]:
+            del self._looking[key]
+            self._board.tell(key.link, wire.StreamRefused(key.stream, reason))
+
+    def _open(self, key: StreamKey, message: wire.Put) -> None:
+        manifest = message.manifest
         self._inbox.open(
             Incoming(
-                key=StreamKey(link, message.stream),
+                key=key,
                 epoch=message.epoch,
                 slot=SlotName(True, manifest.rank, manifest.step),
                 manifest=manifest,

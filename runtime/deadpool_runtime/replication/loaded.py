@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +13,9 @@ from deadpool_runtime.replication.layout import views_of
 from deadpool_runtime.replication.manifest import Manifest
 from deadpool_runtime.replication.naming import packed
 from deadpool_runtime.replication.slots import SlotFile
+
+#: Threads that verify a copy.
+VERIFIERS = 4
 
 
 class CopyUnusable(RuntimeError):
@@ -29,11 +34,35 @@ class Loaded:
     digests: list[protocol.SegmentDigest]
 
 
-def views_by_key(slot: SlotFile, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Each tensor of the copy in the slot, in the slot's memory."""
+def verified(slot: SlotFile, step: int, rank: int) -> Loaded:
+    """The copy of ``rank`` after ``step`` that the slot has, as far as it has it. ``CopyUnusable``
+    if there is none, or if it is damaged, which is marked in the slot."""
+    found = slot.read()
+    if found is None or (found[0].step, found[0].rank) != (step, rank):
+        raise CopyUnusable(f"There is no copy of step {step} of rank {rank} in {slot.path}.")
+    manifest, present = found
+    if slot.verify(manifest, present, threads=min(VERIFIERS, os.cpu_count() or 1)):
+        slot.invalidate()
+        raise CopyUnusable(
+            f"The copy of step {step} in {slot.path} does not have the hash it was sealed with."
+        )
+    return Loaded(
+        views_by_key(slot, manifest, present),
+        keys_on_cpu(manifest),
+        slot.own_bytes(),
+        digests_of(manifest),
+    )
+
+
+def views_by_key(
+    slot: SlotFile, manifest: Manifest, present: Collection[int] | None = None
+) -> dict[str, torch.Tensor]:
+    """Each tensor of the copy in the slot, in the slot's memory. ``present``: the indices of the
+    segments that it has; None for all."""
     return {
         entry.key: view
         for index, segment in enumerate(manifest.segments)
+        if present is None or index in present
         for entry, view in zip(
             segment.entries, views_of(slot, manifest.segments, index), strict=True
         )

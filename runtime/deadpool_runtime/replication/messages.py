@@ -22,10 +22,14 @@ class RankHello(Message, frozen=True):
 class SetHolder(Message, frozen=True):
     """From now on replicas of this rank go to ``holder`` and belong to ``epoch``. Whatever of an
     older epoch is under way for this rank is given up. None: there is no holder.
+
+    ``restoring``: other ranks may still fetch what nodes have of the step that all go back to, so
+    nothing of it is replaced. The same is said again without it when all have what they need.
     """
 
     epoch: int
     holder: Holder | None
+    restoring: bool = False
 
 
 class SnapshotBegun(Message, frozen=True):
@@ -60,11 +64,16 @@ class SnapshotDropped(Message, frozen=True):
 
 
 class Assemble(Message, frozen=True):
-    """Make the slot of ``step`` whole and sealed from ``pieces``, then answer."""
+    """Make the slot of ``step`` whole and sealed from ``pieces``, then answer.
+
+    ``held``: not this rank's own slot, but that of a replica of the rank of the one piece there is,
+    which has what that piece names and the own part.
+    """
 
     epoch: int
     step: int
     pieces: list[Piece]
+    held: bool = False
 
 
 ToReplicator = (

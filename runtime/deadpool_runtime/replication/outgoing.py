@@ -48,6 +48,8 @@ class Outgoing:
     taken: set[Part] = field(default_factory=set)
     #: The last message was sent; only the answer to it is awaited.
     ended: bool = False
+    #: Whether the other end may overwrite another copy of the same step.
+    replaces: bool = True
     places: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -35,6 +35,8 @@ class Snapshot:
     manifest: Manifest
     hashes: dict[Part, bytes] = field(default_factory=dict)
     sealed: bool = False
+    #: The holder has something else of this step, which others may need until all are restored.
+    postponed: bool = False
     #: What the rank was told about it.
     answer: Confirmed | Unconfirmed | None = None
     damaged: bool = False
@@ -53,6 +55,8 @@ class Owner:
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     put: Outgoing | None = None
     told_unheld: bool = False
+    #: What nodes have of the step that all go back to is still being fetched.
+    restoring: bool = False
 
 
 class Owners:
@@ -126,7 +130,11 @@ class Owners:
         owner = self._owners[rank]
         if message.epoch < max(owner.epoch, self._board.fence):
             return
+        over = owner.restoring and not message.restoring
+        owner.restoring = message.restoring
         if message.epoch == owner.epoch and message.holder == owner.holder:
+            if over:
+                self._advance(owner)
             return
         self._give_up_put(owner, "the rank has another holder")
         if message.epoch > owner.epoch >= 0:
@@ -220,19 +228,20 @@ class Owners:
 
     def _begin_put(self, owner: Owner, link: Link, holder: Holder) -> None:
         for step, snapshot in sorted(owner.snapshots.items()):
-            if snapshot.answer is not None:
+            if snapshot.answer is not None or (snapshot.postponed and owner.restoring):
                 continue
             by_name = {packed(s.ranks): i for i, s in enumerate(snapshot.manifest.segments)}
-            missing = [name for name in holder.segments if name not in by_name]
+            found = {name: by_name.get(name) for name in holder.segments}
+            indices = sorted(index for index in found.values() if index is not None)
             # Many optimizers make their state in the first step.
-            if missing and step > 0:
+            if len(indices) < len(found) and step > 0:
+                missing = next(name for name, index in found.items() if index is None)
                 self._unconfirmed(
-                    owner, step, f"the state has no segment of ranks {members(missing[0])}"
+                    owner, step, f"the state has no segment of ranks {members(missing)}"
                 )
                 continue
             link.streams += 1
-            there = [name for name in holder.segments if name in by_name]
-            sent = (*sorted(by_name[name] for name in there), OWN)
+            sent = (*indices, OWN)
             put = Outgoing(
                 key=StreamKey(link.number, link.streams),
                 slot=SlotName(False, owner.rank, step),
@@ -240,14 +249,18 @@ class Owners:
                 lying=(*range(len(snapshot.manifest.segments)), OWN),
                 sent=sent,
                 check=False,
+                replaces=not owner.restoring,
             )
             for part, hash in snapshot.hashes.items():
                 if part.segment in sent:
                     put.offer(part, hash)
             owner.put = put
             self._outbox.add(put)
-            bare = _without_hashes(snapshot.manifest)
-            self._board.tell(link.number, wire.Put(put.key.stream, owner.epoch, bare, sent))
+            manifest = snapshot.manifest if snapshot.sealed else _without_hashes(snapshot.manifest)
+            self._board.tell(
+                link.number,
+                wire.Put(put.key.stream, owner.epoch, manifest, sent, put.replaces),
+            )
             return
 
     def _pump(self, owner: Owner) -> None:
@@ -271,9 +284,9 @@ class Owners:
             self._pump(owner)
 
     def put_sealed(self, put: Outgoing) -> None:
-        """The holder sealed the replica."""
+        """The holder sealed the replica, or has a sealed one of this very copy."""
         owner = self._of_put(put)
-        if owner is None or not put.ended:
+        if owner is None or not (put.ended or owner.snapshots[put.slot.step].sealed):
             return
         self._end_put(owner)
         self._confirmed(owner, put.slot.step)
@@ -285,7 +298,10 @@ class Owners:
         if owner is None:
             return
         self._end_put(owner)
-        self._unconfirmed(owner, put.slot.step, f"the holder refused it: {reason}")
+        if put.replaces:
+            self._unconfirmed(owner, put.slot.step, f"the holder refused it: {reason}")
+        else:
+            owner.snapshots[put.slot.step].postponed = True
         self._advance(owner)
 
     def source_damaged(self, put: Outgoing) -> None:
@@ -385,7 +401,7 @@ class Deputies(Owners):
         deputy = None
         if holder is not None and holder.deputy is not None:
             deputy = Holder(holder.node, holder.deputy, [])
-        super().set_holder(rank, messages.SetHolder(message.epoch, deputy))
+        super().set_holder(rank, replace(message, holder=deputy))
 
     def tell(self, rank: int, message: FromReplicator) -> None:
         """Nothing is said."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from deadpool_runtime.protocol import Copy
@@ -359,16 +359,33 @@ class Adoption:
 
 
 @dataclass(frozen=True, slots=True)
+class Lent:
+    """The shard of ``rank``, which takes no part, for a rank that brings it; see ``shards``.
+
+    It is in a copy on ``node``, or on the bringer's own node if that is None.
+    """
+
+    rank: int
+    replica: bool
+    segments: tuple[Ranks, ...]
+    node: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Agreement:
     """The newest step that can be made whole on every rank, or None.
 
     ``fetches``: what each rank fetches, the base first; nothing for one whose node has it all.
     ``lacking``: for each newer step of which there is a copy, the ranks that cannot have it.
+    ``former`` and ``lent``: if not empty, over which ranks state was shared out in the copies, and
+    whose shards each rank brings besides its own; see ``shards``.
     """
 
     step: int | None
     fetches: Mapping[int, tuple[Fetch, ...]]
     lacking: Mapping[int, Ranks]
+    former: Ranks = ()
+    lent: Mapping[int, tuple[Lent, ...]] = field(default_factory=dict)
 
 
 def counts(copy: Copy, history: Sequence[tuple[int, int]]) -> bool:

@@ -15,7 +15,12 @@ from deadpool_runtime.replication.classes import Ranks, same_in_mesh
 from deadpool_runtime.tensors import TensorMap
 
 #: What ``Engines.layout`` says of the layouts that may get smaller.
-_SHRINKING = ("DistributedDataParallel", "DTensor, fully_shard", "DTensor, replicate")
+_SHRINKING = (
+    "DistributedDataParallel",
+    "DistributedDataParallel, ZeroRedundancyOptimizer",
+    "DTensor, fully_shard",
+    "DTensor, replicate",
+)
 
 
 def replica_of(

@@ -255,7 +255,7 @@ def _watch_agent(control: socket.socket, replicator: Replicator, closed: threadi
     except protocol.ProtocolError as error:
         _log(f"the agent sent what is no message: {error}")
     closed.set()
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), parking.END_SIGNAL)
 
 
 def _agent_gone(agent: int, timeout_s: float) -> bool:
@@ -264,7 +264,7 @@ def _agent_gone(agent: int, timeout_s: float) -> bool:
 
 
 def main() -> NoReturn:
-    """Run until SIGTERM or until the agent is gone."""
+    """Run until the agent ends this process or is gone."""
     parser = argparse.ArgumentParser(prog="replicator", allow_abbrev=False)
     parser.add_argument("--arena", type=Path, required=True)
     parser.add_argument("--host", required=True)
@@ -275,14 +275,15 @@ def main() -> NoReturn:
     parser.add_argument("--carriers", default=",".join(PREFERENCE))
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Blocked before any thread starts, so that all of them inherit it: sigwait below takes it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {parking.END_SIGNAL})
     arena = Arena.open(options.arena)
     agent = -1
     closed = threading.Event()
     if os.getppid() == options.parent:
         agent = os.pidfd_open(options.parent)
-        parking.prctl(parking.PR_SET_PDEATHSIG, signal.SIGTERM)
+        parking.prctl(parking.PR_SET_PDEATHSIG, parking.END_SIGNAL)
     # The agent may have ended before the signal was asked for.
     if agent >= 0 and os.getppid() == options.parent:
         control = socket.socket(fileno=options.control)
@@ -301,7 +302,7 @@ def main() -> NoReturn:
             name="deadpool-agent",
             daemon=True,
         ).start()
-        signal.sigwait({signal.SIGTERM})
+        signal.sigwait({parking.END_SIGNAL})
         replicator.close()
     # The channel closes, and the signal comes, shortly before the agent is quite gone.
     dying = closed.is_set() or os.getppid() != options.parent

@@ -10,7 +10,6 @@ and tells the replicator as it goes. The client's thread hears from the replicat
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -32,6 +31,7 @@ from deadpool_runtime.replication.loaded import (
     Loaded,
     digests_of,
     keys_on_cpu,
+    verified,
     views_by_key,
 )
 from deadpool_runtime.replication.manifest import Manifest
@@ -47,8 +47,6 @@ SETTLE_S = 60.0
 LARGE_OWN_NBYTES = 8 << 20
 #: How often a wait for the copier looks for a newer epoch.
 LOOK_S = 0.5
-#: Threads that verify a copy.
-VERIFIERS = 4
 
 
 class Snapshots:
@@ -179,23 +177,35 @@ class Snapshots:
     # ------------------------------------------------------------ replicas
 
     def set_holder(self, epoch: int, holder: protocol.Holder | None, step: int) -> None:
-        """From now on replicas go to ``holder``, first that of the copy of ``step``."""
+        """From now on replicas go to ``holder``, first that of the copy of ``step``, which other
+        ranks may still need as it is wherever it lies; ``resumed`` is to follow."""
         found = self._slot(step, look=True).read()
         with self._lock:
             self._sealed = found[0] if found is not None and found[0].step == step else None
-        self._choose(epoch, holder)
+            # The link's thread may have heard of another choice, made since all are restored.
+            chosen = self._chosen and self._epoch == epoch
+            holder = self._holder if chosen else holder
+        self._choose(epoch, holder, restoring=not chosen)
+
+    def resumed(self, epoch: int) -> None:
+        """All ranks are restored."""
+        with self._lock:
+            if epoch == self._epoch:
+                self._client.send(messages.SetHolder(epoch, self._holder))
 
     def _on_protect(self, message: protocol.Protect) -> None:
         """On the link's thread: the first choice, or a replicator that listens elsewhere."""
         self._choose(message.epoch, message.holder)
 
-    def _choose(self, epoch: int, holder: protocol.Holder | None) -> None:
+    def _choose(
+        self, epoch: int, holder: protocol.Holder | None, *, restoring: bool = False
+    ) -> None:
         with self._lock:
             if epoch < self._epoch:
                 return
             self._epoch, self._holder, self._chosen = epoch, holder, True
             sealed = self._sealed
-            self._client.send(messages.SetHolder(epoch, holder))
+            self._client.send(messages.SetHolder(epoch, holder, restoring))
             if sealed is not None:
                 self._client.send(messages.SnapshotSealed(sealed))
         self._notes.begin()
@@ -211,32 +221,33 @@ class Snapshots:
     def load(self, step: int) -> Loaded:
         """The copy of ``step`` in this node's arena, verified. ``CopyUnusable`` if it is damaged,
         which is marked in the arena, or not there."""
-        slot = self._slot(step, look=True)
-        found = slot.read()
-        if found is None or (found[0].step, found[0].rank) != (step, self._rank):
-            raise CopyUnusable(f"There is no whole copy of step {step} on this node.")
-        manifest, present = found
-        damaged = slot.verify(manifest, present, threads=min(VERIFIERS, os.cpu_count() or 1))
-        if damaged:
-            slot.invalidate()
-            raise CopyUnusable(
-                f"The copy of step {step} in {slot.path} does not have the hash it was sealed with."
-            )
-        return Loaded(
-            views_by_key(slot, manifest),
-            keys_on_cpu(manifest),
-            slot.own_bytes(),
-            digests_of(manifest),
-        )
+        return verified(self._slot(step, look=True), step, self._rank)
 
-    def load_checkpoint(self, directory: str, step: int) -> Loaded:
-        """This rank's state from the durable checkpoint of ``step``; ``CopyUnusable`` if that is
-        damaged."""
+    def hold(self, epoch: int, step: int, shard: protocol.Shard) -> None:
+        """Fetch a replica of another rank's copy; the control hears when it is there."""
+        assert shard.source is not None
+        piece = protocol.Piece(shard.source, shard.rank, shard.replica, shard.segments, base=True)
+        self._client.send(messages.Assemble(epoch, step, [piece], held=True))
+
+    def load_shard(self, step: int, shard: protocol.Shard) -> Loaded:
+        """What this node has of another rank's copy of ``step``; see ``load``."""
+        held = shard.replica or shard.source is not None
+        path = (self._arena.held_path if held else self._arena.own_path)(shard.rank, step)
+        try:
+            slot = SlotFile.open(path)
+        except FileNotFoundError:
+            raise CopyUnusable(f"There is no copy of rank {shard.rank} at {path}.") from None
+        with slot:  # views of it stay valid
+            return verified(slot, step, shard.rank)
+
+    def load_checkpoint(self, directory: str, step: int, rank: int) -> Loaded:
+        """The state of ``rank`` from the durable checkpoint of ``step``; ``CopyUnusable`` if that
+        is damaged."""
         from deadpool_runtime.durable.index import CheckpointDamaged
         from deadpool_runtime.durable.loading import load
 
         try:
-            found = load(Path(directory), step, self._rank)
+            found = load(Path(directory), step, rank)
         except (CheckpointDamaged, OSError) as error:
             raise CopyUnusable(str(error)) from error
         manifest = found.manifest

@@ -57,13 +57,17 @@ class CarrierLost(Message, frozen=True):
 
 class Put(Message, frozen=True):
     """Keep a replica of ``manifest.rank``: the parts ``present`` follow. The manifest has sizes but
-    no hashes yet.
+    no hashes yet; or it is that of a sealed copy, and where a replica of this very copy is sealed
+    already the answer is ``PutSealed`` at once.
+
+    ``replaces``: whether another replica of the same step may be overwritten.
     """
 
     stream: int
     epoch: int
     manifest: Manifest
     present: tuple[int, ...]
+    replaces: bool
 
 
 class Fetch(Message, frozen=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from deadpool_runtime.protocol import Address, Holder, Piece
 from deadpool_runtime.replication import events as ev
 from deadpool_runtime.replication import messages, wire
@@ -66,7 +68,7 @@ class Bench:
 def test_chunks_go_out_as_they_are_copied_and_confirmation_follows_the_seal() -> None:
     b = Bench()
     b.say(messages.SnapshotBegun(manifest(0, bare=True)))
-    assert b.on_link() == [wire.Put(1, 0, manifest(0, bare=True), (0, OWN))]
+    assert b.on_link() == [wire.Put(1, 0, manifest(0, bare=True), (0, OWN), True)]
     b.say(messages.ChunksCopied(0, 0, 0, [hashes(0, 2)[0]]))
     assert b.sends() == []
     b.hear(wire.StreamReady(1))
@@ -102,9 +104,7 @@ def test_the_older_snapshot_is_finished_first() -> None:
     assert b.on_link() == []
     b.hear(wire.StreamRefused(1, "no room"))
     assert b.told() == [messages.Unconfirmed(0, 0, "the holder refused it: no room")]
-    assert b.on_link() == [
-        wire.Put(2, 0, Manifest(0, 1, 0, (Segment((0,), (), 2 * CHUNK_NBYTES),), 3, b""), (0, OWN))
-    ]
+    assert b.on_link() == [wire.Put(2, 0, manifest(1), (0, OWN), True)]
 
 
 def test_a_snapshot_whose_slot_is_overwritten_is_given_up() -> None:
@@ -202,7 +202,7 @@ def test_a_rank_without_the_segments_that_its_holder_shall_have_is_not_confirmed
 def test_a_segment_that_is_there_from_the_first_step_on_is_not_missed_before_it() -> None:
     b = Bench(holder=Holder("b", THERE, [(0,), (5, 6)]))
     b.say(messages.SnapshotBegun(manifest(0, bare=True)))
-    assert b.on_link() == [wire.Put(1, 0, manifest(0, bare=True), (0, OWN))]
+    assert b.on_link() == [wire.Put(1, 0, manifest(0, bare=True), (0, OWN), True)]
 
 
 # ---------------------------------------------------------------- the holder
@@ -217,7 +217,16 @@ class Holding(Bench):
 
     def put(self, stream: int, step: int = 0, epoch: int = 0, link: int = LINK) -> None:
         bare = manifest(step, rank=5, bare=True)
-        self.hear(wire.Put(stream, epoch, bare, (0, OWN)), link)
+        self.hear(wire.Put(stream, epoch, bare, (0, OWN), True), link)
+
+    def put_again(
+        self, stream: int, present: tuple[int, ...] = (0, OWN), *, replaces: bool = False
+    ) -> ev.StreamKey:
+        """A sealed copy of step 0 is put, and its slot looked into."""
+        self.hear(wire.Put(stream, 0, manifest(0, rank=5), present, replaces))
+        key = ev.StreamKey(LINK, stream)
+        assert self.done[-1] == ev.ReadCopy(key, ev.SlotName(True, 5, 0))
+        return key
 
     def prepared(self, stream: int, link: int = LINK) -> None:
         self.do(ev.SlotPrepared(ev.StreamKey(link, stream), ""))
@@ -330,6 +339,72 @@ def test_a_slot_has_one_writer_at_a_time() -> None:
     assert [type(a) for a in h.done] == [ev.PrepareSlot]
 
 
+def test_a_sealed_replica_of_the_same_copy_is_kept_and_confirmed_at_once() -> None:
+    h = Holding()
+    key = h.put_again(1)
+    h.do(ev.CopyRead(key, manifest(0, rank=5), (0, OWN)))
+    assert h.done == [ev.TellLink(LINK, wire.PutSealed(1))]
+    key = h.put_again(2, (OWN,))
+    h.do(ev.CopyRead(key, manifest(0, rank=5), (0, OWN)))
+    assert h.done == [ev.TellLink(LINK, wire.PutSealed(2))]
+
+
+@pytest.mark.parametrize(
+    ("found", "present"),
+    [
+        (manifest(0, rank=5), (OWN,)),
+        (Manifest(5, 0, 0, manifest(1).segments, 3, b"own"), (0, OWN)),
+    ],
+)
+def test_another_replica_of_the_step_stays_until_all_are_restored(
+    found: Manifest, present: tuple[int, ...]
+) -> None:
+    h = Holding()
+    h.do(ev.CopyRead(h.put_again(1), found, present))
+    reason = "another replica of this step stays until all ranks are restored"
+    assert h.done == [ev.TellLink(LINK, wire.StreamRefused(1, reason))]
+    h.do(ev.CopyRead(h.put_again(2, replaces=True), found, present))
+    assert [type(a) for a in h.done] == [ev.PrepareSlot]
+
+
+def test_a_slot_that_holds_no_replica_of_the_step_is_filled_before_all_are_restored() -> None:
+    h = Holding()
+    h.do(ev.CopyRead(h.put_again(1), None, ()))
+    assert [type(a) for a in h.done] == [ev.PrepareSlot]
+
+
+def test_a_put_whose_slot_is_being_looked_into_may_be_given_up() -> None:
+    h = Holding()
+    first, second = h.put_again(1), ev.StreamKey(LINK, 2)
+    h.put(2)
+    assert h.on_link() == [wire.StreamRefused(1, "a newer put of the same rank began")]
+    h.do(ev.CopyRead(first, manifest(0, rank=5), (0, OWN)))
+    assert h.done == []
+    h.do(ev.SlotPrepared(second, ""))
+    third = h.put_again(3)
+    h.hear(wire.StreamRefused(3, "the rank has another holder"))
+    h.do(ev.CopyRead(third, manifest(0, rank=5), (0, OWN)))
+    assert h.done == []
+    fourth = h.put_again(4)
+    h.do(ev.FenceWanted(1))
+    assert wire.StreamRefused(4, "epoch 1 runs") in h.on_link()
+    h.do(ev.CopyRead(fourth, None, ()))
+    assert h.done == []
+
+
+def test_what_a_holder_keeps_for_others_is_put_again_when_all_are_restored() -> None:
+    b = Bench()
+    b.say(messages.SetHolder(1, HOLDER, restoring=True))
+    b.say(messages.SnapshotSealed(manifest(0)))
+    assert b.on_link() == [wire.Put(1, 1, manifest(0), (0, OWN), False)]
+    b.hear(wire.StreamRefused(1, "it stays"))
+    assert b.done == []
+    b.say(messages.SetHolder(1, HOLDER))
+    assert b.on_link() == [wire.Put(2, 1, manifest(0), (0, OWN), True)]
+    b.hear(wire.PutSealed(2))
+    assert b.told() == [messages.Confirmed(1, 0)]
+
+
 # ---------------------------------------------------------------- assembling
 
 
@@ -377,8 +452,8 @@ def test_the_own_part_goes_to_a_deputy_who_has_no_say() -> None:
     b.do(ev.LinkUp(20, "c", elsewhere))
     b.say(messages.SnapshotBegun(manifest(0, bare=True)))
     puts = {a.link: a.message for a in b.done if isinstance(a, ev.TellLink)}
-    assert puts[LINK] == wire.Put(1, 0, manifest(0, bare=True), (0, OWN))
-    assert puts[20] == wire.Put(1, 0, manifest(0, bare=True), (OWN,))
+    assert puts[LINK] == wire.Put(1, 0, manifest(0, bare=True), (0, OWN), True)
+    assert puts[20] == wire.Put(1, 0, manifest(0, bare=True), (OWN,), True)
     b.say(messages.SnapshotSealed(manifest(0)))
     b.hear(wire.StreamReady(1), link=20)
     assert [(a.key.link, a.part.segment) for a in b.done if isinstance(a, ev.SendChunk)] == [

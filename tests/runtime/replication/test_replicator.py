@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 from replicators import DEADLINE_S, Node, Rank, World, world_in
 
+from deadpool_runtime import parking
 from deadpool_runtime.protocol import Piece
 from deadpool_runtime.replication.arena import Arena, SlotFile
 from deadpool_runtime.replication.manifest import CHUNK_NBYTES, OWN, chunk_hash
@@ -290,11 +291,22 @@ def test_the_arena_goes_with_the_agent(world: World, tmp_path: Path) -> None:
     arena.remove()
 
 
-def test_sigterm_from_a_living_agent_leaves_the_arena(world: World) -> None:
+def test_end_by_a_living_agent_leaves_the_arena(world: World) -> None:
     node = world.node("a")
-    node.process.send_signal(signal.SIGTERM)
+    node.process.send_signal(parking.END_SIGNAL)
     assert node.process.wait(DEADLINE_S) == 0
     assert node.arena.socket_path.exists()
+
+
+def test_sigterm_at_the_time_limit_stops_no_replica(world: World) -> None:
+    a, b = world.node("a"), world.node("b")
+    for node in (a, b):
+        node.process.send_signal(signal.SIGTERM)
+    rank = world.rank(a, 0, SIZES)
+    rank.protect(b)
+    manifest = rank.snapshot(0)
+    assert rank.hear(Confirmed) == Confirmed(0, 0)
+    assert b.held(0, 0) == manifest
 
 
 # ---------------------------------------------------------------- epochs
@@ -355,9 +367,7 @@ def two_owners(world: World) -> tuple[list[Node], list[Rank]]:
     nodes = [world.node(name) for name in "abc"]
     ranks = [world.rank(nodes[r], r, SIZES, ranks=[SHARED, (r,)]) for r in range(2)]
     for rank in ranks:
-        rank.ranks, everything = [(rank.rank,)], rank.ranks
-        rank.protect(nodes[2])
-        rank.ranks = everything
+        rank.protect(nodes[2], segments=[(rank.rank,)])
         rank.snapshot(4)
         assert rank.hear(Confirmed).step == 4
     return nodes, ranks
@@ -386,6 +396,27 @@ def test_a_copy_is_put_together_from_base_and_peer(world: World) -> None:
         assert found[1] == (OWN, 0, 1)
         assert slot.own_bytes() == b"own"
         assert bytes(slot.segment_view(0)) == ranks[0].bytes_of(4, 0)
+
+
+@pytest.mark.parametrize("replica", [True, False])
+def test_a_part_of_another_ranks_copy_is_kept_as_its_replica(world: World, replica: bool) -> None:
+    nodes, ranks = two_owners(world)
+    there = world.node("d")
+    other = world.rank(there, 2, SIZES)
+    source = nodes[2] if replica else nodes[1]
+    piece = Piece(source.address, 1, replica, [(1,)], True)
+    other.client.send(Assemble(1, 4, [piece], held=True))
+    assert other.hear(Assembled) == Assembled(1, 4)
+    assert there.held(1, 4) == ranks[1].manifest(4)
+    assert there.own(2, 4) is None
+    with SlotFile.open(there.arena.held_path(1, 4)) as slot:
+        found = slot.read()
+        assert found is not None
+        assert found[1] == (OWN, 1)
+        assert slot.own_bytes() == b"own"
+        assert bytes(slot.segment_view(1)) == ranks[1].bytes_of(4, 1)
+    other.client.send(Assemble(1, 4, pieces_for_rank_1(nodes), held=True))
+    assert "in one piece" in other.hear(AssembleFailed).reason
 
 
 @pytest.mark.parametrize("which", ["replica", "peer"])

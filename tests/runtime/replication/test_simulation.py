@@ -21,6 +21,7 @@ from deadpool_runtime.replication import messages
 from deadpool_runtime.replication.arena import SLOTS
 from deadpool_runtime.replication.events import SlotName
 from deadpool_runtime.replication.manifest import CHUNK_NBYTES, OWN, Manifest, Segment, offsets
+from deadpool_runtime.replication.naming import Ranks
 
 SEEDS = int(os.environ.get("DEADPOOL_SIM_SEEDS", "2"))
 FIRST_SEED = int(os.environ.get("DEADPOOL_SIM_FIRST_SEED", "1"))
@@ -64,6 +65,8 @@ class Rank:
         self.to_do: list[str] = []
         self.answers: dict[int, bool] = {}
         self.assembled: bool | None = None
+        #: Whether it has the state that all go back to.
+        self.restored = True
 
     def move_to(self, node: Node, born: int) -> None:
         """A new process on that node."""
@@ -106,7 +109,8 @@ class Rank:
                 # The all-reduce needs everybody in the same body, or past it.
                 return all(rank.step >= self.step for rank in self.run.ranks)
             case At.GUARD:
-                return (not self.to_do and self.step - 1 in self.answers) or self.step == 0
+                answered = self.step - 1 in self.answers or self.step - 1 == self.run.start
+                return (not self.to_do and answered) or self.step == 0
             case At.PARKED:
                 return False
 
@@ -114,7 +118,7 @@ class Rank:
         if self.at is At.BODY:
             self.at = At.GUARD
             return
-        if self.step > 0 and not self.answers[self.step - 1]:
+        if self.step > 0 and not self.answers.get(self.step - 1, True):
             self.run.unprotected.append(self.step - 1)
         variant = self.run.variants.setdefault(self.step, self.run.sim.epoch)
         assert variant == self.run.sim.epoch
@@ -200,6 +204,8 @@ class Run:
         self.victim: int | None = None
         #: Per step, the epoch in which the state that counts was computed.
         self.variants: dict[int, int] = {}
+        #: The step that all went back to last, which needs no answer.
+        self.start = -1
         #: (epoch, step): that epoch went on after that step.
         self.resumed: list[tuple[int, int]] = []
         self.unprotected: list[int] = []
@@ -209,9 +215,14 @@ class Run:
             self.ranks.append(Rank(self, number, self.sim.node(), 0))
         for rank in self.ranks:
             self.watch(rank)
-        self.protect()
+        #: What the holder of each rank keeps of it.
+        self.held = {rank: self.draw_held(rank) for rank in EVERYONE}
+        self.protect_all()
         for rank in self.ranks:
             rank.at = At.BODY
+
+    def draw_held(self, rank: int) -> list[Ranks]:
+        return [(rank,)] if self.sim.random.random() < 0.6 else [EVERYONE, (rank,)]
 
     def watch(self, rank: Rank) -> None:
         self.sim.others.append((rank.can_train, rank.train))
@@ -220,11 +231,14 @@ class Run:
     def holder_of(self, rank: int) -> Node:
         return self.ranks[(rank + 1) % RANKS].node
 
-    def protect(self) -> None:
+    def protect(self, rank: Rank, *, restoring: bool = False) -> None:
+        there = self.holder_of(rank.rank)
+        holder = Holder(there.name, there.address, self.held[rank.rank])
+        rank.client.send(messages.SetHolder(self.sim.epoch, holder, restoring))
+
+    def protect_all(self) -> None:
         for rank in self.ranks:
-            there = self.holder_of(rank.rank)
-            holder = Holder(there.name, there.address, [(rank.rank,)])
-            rank.client.send(messages.SetHolder(self.sim.epoch, holder))
+            self.protect(rank)
 
     def check_sealed(self, node: Node, name: SlotName) -> None:
         """No replicator ever seals bytes that came wrong. A bit that flipped in its memory after
@@ -288,7 +302,7 @@ class Run:
                 self.recover({victim.rank}, node_lost=False)
             case "replicator":
                 victim.node.restart()
-                self.protect()
+                self.protect_all()
             case "link":
                 ends = [end for end in victim.node.links.values() if end.open]
                 if ends:
@@ -303,7 +317,13 @@ class Run:
                         slot.tokens[place] += b"~"
                         self.flipped = True
 
+    #: A copy may be damaged.
     flipped = False
+
+    def is_damaged(self) -> bool:
+        """Whether a sealed copy is not what its manifest says."""
+        slots = [slot for node in self.sim.living() for slot in node.slots.values()]
+        return any(s.sealed is not None and not self.is_right(s, *s.sealed) for s in slots)
 
     def counts_for(self, manifest: Manifest) -> bool:
         """Whether a copy is of the history that counts."""
@@ -317,9 +337,12 @@ class Run:
             and all(rank.answers for rank in self.ranks)
         )
         before = dict(self.variants)
+        #: The step that an earlier attempt went back to.
+        planned = -1
         while True:
             self.sim.epoch += 1
             for rank in self.ranks:
+                rank.answers = {}
                 if rank.rank in lost:
                     rank.at, rank.copying, rank.to_do = At.PARKED, None, []
                 else:
@@ -328,14 +351,16 @@ class Run:
                 for number in lost:
                     rank = self.ranks[number]
                     rank.move_to(self.sim.node() if node_lost else rank.node, self.sim.epoch)
-                lost = set()
+            self.held = {rank: self.draw_held(rank) for rank in EVERYONE}
             for node in self.sim.living():
                 node.want_fence(self.sim.epoch)
             self.until(
                 lambda: all(node.fenced >= node.fence_wanted for node in self.sim.living()),
                 "fence",
             )
+            sound = not self.flipped and not self.sim.flips
             step, plan = self.agree()
+            assert not sound or planned < 0 or step == planned, f"{planned} was whole, now {step}"
             if step is None:
                 assert not protected, f"no step is whole, complete everywhere was {complete}"
                 self.counts["durable"] += 1
@@ -343,7 +368,16 @@ class Run:
                 return
             if protected:
                 assert step >= complete - 1, f"step {step} is whole, {complete} was complete"
-            if self.carry_out(step, plan):
+            planned = step
+            lost = self.carry_out(step, plan, sound)
+            node_lost = self.sim.random.random() < 0.5
+            for number in lost:
+                self.counts["lost again"] += 1
+                if node_lost:
+                    self.ranks[number].node.die()
+                else:
+                    self.ranks[number].client.disconnect()
+            if all(rank.restored for rank in self.ranks):
                 break
         self.counts[f"replayed {max(0, complete - step)}"] += 1
         self.variants = {k: v for k, v in before.items() if k <= step}
@@ -374,28 +408,35 @@ class Run:
     def plan(
         self, copies: list[tuple[Node, bool, Manifest, tuple[int, ...]]]
     ) -> dict[int, list[Piece]] | None:
-        donors = [(n, m) for n, replica, m, _ in copies if not replica]
+        donors = [
+            (n, replica, m)
+            for n, replica, m, present in copies
+            if m.segments[0].ranks == EVERYONE and 0 in present
+        ]
         plan: dict[int, list[Piece]] = {}
         for rank in self.ranks:
-            if any(n is rank.node and m.rank == rank.rank for n, m in donors):
+            if any(n is rank.node and not r and m.rank == rank.rank for n, r, m in donors):
                 plan[rank.rank] = []
                 continue
             bases = [n for n, replica, m, _ in copies if replica and m.rank == rank.rank]
             if not bases or not donors:
                 return None
             base = self.sim.random.choice(bases)
-            donor, theirs = self.sim.random.choice(donors)
+            donor, replica, theirs = self.sim.random.choice(donors)
             plan[rank.rank] = [
                 Piece(base.address, rank.rank, True, [(rank.rank,)], True),
-                Piece(donor.address, theirs.rank, False, [EVERYONE], False),
+                Piece(donor.address, theirs.rank, replica, [EVERYONE], False),
             ]
         return plan
 
-    def carry_out(self, step: int, plan: dict[int, list[Piece]]) -> bool:
-        """Assemble and restore; False if a copy turned out to be damaged."""
-        whole = True
+    def carry_out(self, step: int, plan: dict[int, list[Piece]], sound: bool) -> set[int]:
+        """Assemble and restore, rank by rank as each has what it needs; replicas are made anew
+        meanwhile. Stops when a copy turns out to be damaged, which none is if all is ``sound``.
+        Returns which ranks are lost again.
+        """
         for rank in self.ranks:
             rank.assembled = None
+            rank.restored = False
             if plan[rank.rank]:
                 pieces = plan[rank.rank]
                 rank.client.send(messages.Assemble(self.sim.epoch, step, pieces))
@@ -403,40 +444,47 @@ class Run:
             # A replicator dies while copies are put together.
             self.sim.random.choice(self.ranks).node.restart()
             self.counts["replicator in recovery"] += 1
-        for rank in self.ranks:
-            if plan[rank.rank]:
-                self.until(rank.has_answer, "assembly")
-                whole = whole and bool(rank.assembled)
-        for rank in self.ranks:
-            manifest = rank.sealed(step)
-            if manifest is None:
-                assert not whole or not plan[rank.rank]
-                return False
-            slot = rank.slot(step)
-            if not self.is_right(slot, manifest, PRESENT):
-                # The rank hashes what it restores.
-                slot.sealed = None
-                return False
-        if whole:
-            for rank in self.ranks:
-                found = rank.sealed(step)
-                assert found is not None
-                now = self.variants[step]
-                for segment in found.segments:
-                    assert segment.hashes == tuple(
-                        token(segment.ranks, c, step, now) for c in (0, 1)
-                    ), "bytes of another history"
-        return whole
+            sound = False
+        waiting = list(self.ranks)
+        while waiting:
+            self.until(lambda: any(r.has_answer() or not plan[r.rank] for r in waiting), "assembly")
+            rank = next(r for r in waiting if r.has_answer() or not plan[r.rank])
+            waiting.remove(rank)
+            if not self.restore(rank, step):
+                assert not sound, f"rank {rank.rank} cannot have step {step}"
+                return set()
+            for _ in range(self.sim.random.choice((0, 0, 30, 300))):
+                self.sim.turn()
+            if plan[rank.rank] and self.sim.random.random() < 0.2:
+                rank.restored = False
+                return {rank.rank}
+        return set()
+
+    def restore(self, rank: Rank, step: int) -> bool:
+        """The rank goes back to ``step`` and lets its replica be made; False if it cannot."""
+        manifest = rank.sealed(step)
+        if rank.assembled is False or manifest is None:
+            return False
+        slot = rank.slot(step)
+        if not self.is_right(slot, manifest, PRESENT):
+            # The rank hashes what it restores.
+            slot.sealed = None
+            return False
+        now = self.variants[step]
+        for segment in manifest.segments:
+            hashes = tuple(token(segment.ranks, c, step, now) for c in (0, 1))
+            assert segment.hashes == hashes, "bytes of another history"
+        rank.restored = True
+        self.protect(rank, restoring=True)
+        rank.client.send(messages.SnapshotSealed(manifest))
+        return True
 
     def resume(self, step: int) -> None:
         self.resumed.append((self.sim.epoch, step))
-        self.flipped = False
-        self.protect()
+        self.start = step
+        self.flipped = self.is_damaged()
+        self.protect_all()
         for rank in self.ranks:
-            manifest = rank.sealed(step)
-            assert manifest is not None
-            rank.answers = {}
-            rank.client.send(messages.SnapshotSealed(manifest))
             rank.completed, rank.step = step, step + 1
             rank.at = At.BODY if rank.step <= self.last_step else At.PARKED
 
@@ -444,6 +492,7 @@ class Run:
         """Everything anew from a checkpoint of ``step``, which the simulation does not model."""
         step = max(step, 0)
         self.resumed.append((self.sim.epoch, -1))
+        self.start = -1
         self.flipped = False
         self.unprotected.clear()
         for rank in self.ranks:
@@ -454,7 +503,7 @@ class Run:
         for rank in self.ranks:
             rank.move_to(self.sim.node(), self.sim.epoch)
             rank.answers = {}
-        self.protect()
+        self.protect_all()
         for rank in self.ranks:
             rank.begin_copy(step)
             rank.completed, rank.step = step, step + 1

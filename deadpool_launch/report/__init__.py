@@ -1,0 +1,1 @@
+"""What a job did, from its journal: figures, pictures, a page."""

@@ -1,0 +1,1 @@
+"""How a job stands while it runs: a screen, its events, figures for Prometheus."""
