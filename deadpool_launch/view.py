@@ -206,7 +206,7 @@ class RunView:
             case "fault":
                 self.faults.append({**record, "fault": str(record["fault"])})
             case "final":
-                self.finals[int(record["rank"])] = dict(record["parts"])
+                self.finals[_count(record["rank"])] = dict(record["parts"])
             case "event":
                 self._event(at, record)
             case "end":
@@ -249,7 +249,8 @@ class RunView:
     def _job(self, record: Record) -> None:
         active = [str(node) for node in record.get("active", ())]
         spares = [str(node) for key in ("spares", "extras") for node in record.get(key, ())]
-        self.job = record
+        counts = {key: _count(record.get(key) or 0) for key in ("world_size", "nproc_per_node")}
+        self.job = {**record, **counts}
         self.nodes.update(dict.fromkeys(active, NodeRole.ACTIVE))
         self.nodes.update(dict.fromkeys(spares, NodeRole.SPARE))
 
@@ -263,7 +264,7 @@ class RunView:
             self.parts.append(PartView(at, node, part))
 
     def _rank(self, record: Record) -> None:
-        number, node = int(record["rank"]), str(record["node"])
+        number, node = _count(record["rank"]), str(record["node"])
         before = self.ranks.get(number)
         rank = RankView(number, node, int(record["pid"]), int(record["epoch"]))
         if before is not None:
@@ -278,11 +279,12 @@ class RunView:
     def _step(self, record: Record) -> None:
         loss, confirmed = record.get("loss"), record.get("confirmed")
         loss = None if loss is None else float(loss)
-        rank = self.ranks.get(int(record["rank"]))
+        number = _count(record["rank"])
+        rank = self.ranks.get(number)
         step = StepView(
             float(record["at"]),
-            int(record["rank"]),
-            int(record["step"]),
+            number,
+            _count(record["step"]),
             int(record["epoch"]),
             loss,
             _span_s(record.get("duration_s")),
@@ -339,6 +341,14 @@ class RunView:
         text = _evidence(record)
         if text:
             self.evidence.setdefault(str(record["node"]), []).append((at, text))
+
+
+def _count(value: Any) -> int:
+    """A number of ranks or steps, or one that counts from 0."""
+    count = int(value)
+    if count < 0:
+        raise ValueError(f"{count} is no count")
+    return count
 
 
 def _span_s(value: Any) -> float:

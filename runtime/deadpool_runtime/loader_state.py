@@ -21,6 +21,7 @@ kept for the length of an epoch) is taken to be made again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,8 +51,8 @@ class LoaderState:
         only_generators: bool = False,
         is_saved: Callable[[torch.Tensor], bool] = lambda _: False,
     ) -> None:
-        self._loader = loader
         self._only_generators = only_generators
+        self._new_walk = partial(Walk, loader, only_generators=only_generators)
         self._walk = self._new_walk()
         self._walk.require_known()
         #: Whether items are read in other processes.
@@ -62,10 +63,8 @@ class LoaderState:
         self._watched = {
             path: (held, mark_of(held.value)) for path, held in self._walk.opaque.items()
         }
+        # (Nothing here refers to this object: a loader that nobody uses ends its workers at once.)
         self._body = BodyChanges(self._walk, self._new_walk, is_saved)
-
-    def _new_walk(self) -> Walk:
-        return Walk(self._loader, only_generators=self._only_generators)
 
     def capture(self) -> State:
         """The state at the start of an epoch, before its iterator is made."""

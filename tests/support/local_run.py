@@ -25,10 +25,12 @@ PATIENCE = "--agent-start-timeout=240"
 def command(run_dir: Path, *options: object, script: Path = SCRIPT) -> list[str]:
     """The launcher's command line; what follows ``--`` in ``options`` goes to the script."""
     given = [str(option) for option in options]
+    # A policy says itself how long agents may take.
+    patience = [] if "--policy" in given else [PATIENCE]
     at = given.index("--") if "--" in given else len(given)
     return [
         *(str(Path(sys.executable).parent / "deadpool-launch"), "--site", "local"),
-        *("--run-dir", str(run_dir), "--record-final-state", PATIENCE),
+        *("--run-dir", str(run_dir), "--record-final-state", *patience),
         *given[:at],
         str(script),
         *given[at:],
