@@ -357,6 +357,7 @@ def test_swap_after_slurm_has_marked_the_node_down(slurm: MiniCluster, how: str)
     assert_went_on(job, expected, {1})
 
 
+@pytest.mark.matrix
 def test_swap_before_slurm_has_noticed(slurm: MiniCluster) -> None:
     expected = reference(slurm, 1)
     job = strike_in_backward(slurm, "power-off", 1, 1, "on-failure")

@@ -8,18 +8,13 @@ from pathlib import Path
 
 import local_run
 import pytest
-from local_run import explain, final_state, records, wait
+from local_run import explain, final_state, records, wait, warm
 
 STRUCK = 4
 SIZE = ("--nodes", 8, "--nproc-per-node", 2, "--agent-start-timeout", 600)
 STEPS = ("--steps", 8)
 LOST = ("local4", "local8")
 SPARES = ("local9", "local10")
-
-
-def warm(run_dir: Path) -> set[str]:
-    """Nodes that can take ranks at once."""
-    return {record["node"] for record in records(run_dir, "event", name="AgentWarm")}
 
 
 @pytest.mark.matrix

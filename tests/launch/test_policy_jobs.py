@@ -7,7 +7,7 @@ from pathlib import Path
 
 import local_run
 import pytest
-from local_run import explain, final_state, records
+from local_run import explain, final_state, records, wait, warm
 
 STEPS = ["--", "--steps", "8"]
 
@@ -36,10 +36,13 @@ def swap_by_budget(folder: Path, nodes: int) -> Path:
         admission=[{"command": f"{again} || {{ echo worn out; false; }}", "timeout": "60s"}],
     )
     run_dir = folder / "run"
-    done = local_run.run(
-        run_dir, "--nodes", nodes, "--policy", path, "--fault", f"kill:{nodes - 1}@4", *STEPS
-    )
-    assert done.returncode == 0, explain(done, run_dir)
+    options = ("--nodes", nodes, "--policy", path, "--fault", f"kill:{nodes - 1}@4", *STEPS)
+    with local_run.started(run_dir, *options, "--hold", "0:1:forward") as process:
+        # A spare that is not warm yet would not be the first.
+        wait("every node is warm", lambda: len(warm(run_dir)) == nodes + 2)
+        (run_dir / "release-0-1").touch()
+        out, _ = process.communicate(timeout=local_run.LONG_S)
+    assert process.returncode == 0, out
     return run_dir
 
 

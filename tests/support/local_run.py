@@ -110,6 +110,11 @@ def records(run_dir: Path, kind: str, **fields: Any) -> list[dict[str, Any]]:
     ]
 
 
+def warm(run_dir: Path) -> set[str]:
+    """Nodes that can take ranks at once."""
+    return {record["node"] for record in records(run_dir, "event", name="AgentWarm")}
+
+
 def final_state(run_dir: Path) -> dict[int, dict[str, str]]:
     """Digests of every rank's final state, by part."""
     return {record["rank"]: record["parts"] for record in records(run_dir, "final")}
