@@ -10,10 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,32 +18,17 @@ import parallel_layouts
 import pytest
 import torch
 import torch.distributed as dist
+from trainees import Death, Trainee, play
 
 from deadpool_runtime.groups.engines import Engines
-from deadpool_runtime.groups.registry import GroupRegistry
 from deadpool_runtime.replication.classes import ranks_in_common
 from deadpool_runtime.tensors import TensorMap
 
 STEPS = 4
-PATIENCE = timedelta(seconds=60)
 
 
-@dataclass(frozen=True)
-class Death:
-    """Where a rank kills itself, once, in the process that was first to play it."""
-
-    rank: int
-    step: int
-    #: "forward", "backward" (both in the middle of the model) or "stepped" (after the optimizer).
-    phase: str
-    #: How often the phase comes before it is this one; pipelines have one for each microbatch.
-    count: int = 0
-    #: Which process of that rank: 0 is the first, 1 its replacement.
-    incarnation: int = 0
-
-
-class Training:
-    """One rank's process: trains, and takes part in every recovery that is declared."""
+class Training(Trainee):
+    """One rank's process, whose state is in files."""
 
     def __init__(
         self,
@@ -55,25 +37,15 @@ class Training:
         layout: str,
         deaths: list[Death],
         rank: int,
-        incarnation: int = 0,
-        epoch: int = 0,
+        incarnation: int,
+        epoch: int,
     ) -> None:
-        self.crew, self.folder, self.rank = crew, folder, rank
-        self.incarnation, self.epoch = incarnation, epoch
-        self.size, _ = parallel_layouts.LAYOUTS[layout]
+        size, _ = parallel_layouts.LAYOUTS[layout]
+        super().__init__(crew, rank, size, incarnation, epoch)
+        self.folder = folder
         self.death = next(
             (death for death in deaths if (death.rank, death.incarnation) == (rank, incarnation)),
             None,
-        )
-        self.client = crew.client()
-        self.registry = GroupRegistry()
-        self.registry.install(detached=incarnation > 0)
-        self.declared = threading.Condition()
-        self.newest_epoch = epoch
-        threading.Thread(target=self._watch, args=(crew.client(),), daemon=True).start()
-        store = self.registry.open_store("127.0.0.1", crew.port, PATIENCE)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=self.size, timeout=PATIENCE
         )
         self.program = parallel_layouts.build(layout)
         model, optimizer = self.program.model, self.program.optimizer
@@ -82,29 +54,11 @@ class Training:
         self.registry.seal()
         self.objects = [id(record.living()) for record in self.registry.groups]
         self.losses: dict[int, float | None] = {}
-        self.done = 0
         if incarnation == 0:
             self._save(0)
 
     def run(self) -> dict[str, Any]:
-        recovering = self.incarnation > 0
-        while self.done < STEPS or recovering:
-            try:
-                if recovering:
-                    self._recover()
-                    recovering = False
-                if self.done < STEPS:
-                    self._step(self.done + 1)
-                # Nobody may leave while a peer still needs the step that it has just finished.
-                dist.barrier()
-            except RuntimeError:
-                with self.declared:
-                    if not self.declared.wait_for(
-                        lambda: self.newest_epoch > self.epoch, PATIENCE.total_seconds()
-                    ):
-                        raise
-                self.epoch = self.newest_epoch
-                recovering = True
+        self.train(STEPS)
         assert [id(record.living()) for record in self.registry.groups] == self.objects
         classes = ranks_in_common(self.tensors, [self.program.model], self.rank)
         everything = self.tensors.everything()
@@ -116,7 +70,7 @@ class Training:
             "classes": classes,
         }
 
-    def _step(self, step: int) -> None:
+    def step(self, step: int) -> None:
         torch.manual_seed(1000 * step + self.program.data_rank)
         self._count = 0
         parallel_layouts.Mark.seen = lambda phase: self._die_at(step, phase)
@@ -130,10 +84,7 @@ class Training:
         self.done = step
         self._save(step)
 
-    def _recover(self) -> None:
-        self.client.set(f"parked/{self.epoch}/{self.rank}", "")
-        self.engines.reset()
-        store = self.registry.open_store("127.0.0.1", self.crew.port, PATIENCE)
+    def recover(self, store: dist.Store) -> None:
         newest = max(int(path.suffix[1:]) for path in self.folder.glob(f"{self.rank}.*"))
         store.set(f"newest/{self.epoch}/{self.rank}", str(newest))
         self.registry.rebuild(self.epoch, store)
@@ -160,15 +111,6 @@ class Training:
             live[key].copy_(tensor)
         assert self.tensors.wrapped_state() == wrapped
 
-    def _watch(self, client: dist.Store) -> None:
-        while True:
-            following = self.newest_epoch + 1
-            client.wait([f"fault/{following}"], timedelta(days=1))
-            self.registry.abort(following)
-            with self.declared:
-                self.newest_epoch = following
-                self.declared.notify_all()
-
     def _die_at(self, step: int, phase: str) -> None:
         death = self.death
         if death is not None and (death.step, death.phase) == (step, phase):
@@ -182,38 +124,10 @@ def train(crew: Any, folder: Path, layout: str, deaths: list[Death]) -> list[dic
     size, _ = parallel_layouts.LAYOUTS[layout]
     folder.mkdir()
 
-    def start(rank: int, incarnation: int, epoch: int) -> Any:
-        return crew.start(
-            lambda: Training(crew, folder, layout, deaths, rank, incarnation, epoch).run()
-        )
+    def body(rank: int, incarnation: int, epoch: int) -> dict[str, Any]:
+        return Training(crew, folder, layout, deaths, rank, incarnation, epoch).run()
 
-    workers = {rank: start(rank, 0, 0) for rank in range(size)}
-    incarnations = dict.fromkeys(workers, 0)
-    epoch = 0
-    for death in deaths:
-        lost = {death.rank} if incarnations[death.rank] == death.incarnation else set()
-        while lost:
-            for rank in lost:
-                workers[rank].wait_until_dead()
-            epoch += 1
-            crew.store.set(f"fault/{epoch}", "")
-            for rank in lost:
-                incarnations[rank] += 1
-                workers[rank] = start(rank, incarnations[rank], epoch)
-            lost = {rank for rank in workers if not _has_parked(crew, rank, epoch)}
-            for rank in lost:
-                os.kill(workers[rank].pid, signal.SIGKILL)
-    return [workers[rank].result() for rank in range(size)]
-
-
-def _has_parked(crew: Any, rank: int, epoch: int) -> bool:
-    """Whether the rank has left its step for this epoch; one that has not is replaced as well."""
-    try:
-        crew.store.wait([f"parked/{epoch}/{rank}"], timedelta(seconds=20))
-    except dist.DistStoreError:
-        print(f"rank {rank} has not parked for epoch {epoch}")
-        return False
-    return True
+    return play(crew, size, deaths, body, park_s=20.0)
 
 
 #: Part of the everyday tests, as the layouts that test_session_layouts.py leaves out.

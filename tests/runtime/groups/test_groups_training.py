@@ -11,11 +11,8 @@ import hashlib
 import os
 import pickle
 import signal
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -23,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from trainees import PATIENCE, Death, Trainee, play
 
 from deadpool_runtime.groups.engines import Engines
 from deadpool_runtime.groups.registry import GroupRegistry
@@ -30,19 +28,6 @@ from deadpool_runtime.groups.registry import GroupRegistry
 #: Three, since the order of summing two numbers does not show.
 WORLD_SIZE = 3
 STEPS = 5
-PATIENCE = timedelta(seconds=60)
-
-
-@dataclass(frozen=True)
-class Death:
-    """Where a rank kills itself, once, in the process that was first to play it."""
-
-    rank: int
-    step: int
-    #: "forward", "backward" (half of the gradients are there) or "stepped" (after the optimizer).
-    phase: str
-    #: Which process of that rank: 0 is the first, 1 its replacement.
-    incarnation: int = 0
 
 
 class Model(nn.Module):
@@ -64,8 +49,8 @@ class Model(nn.Module):
         return result
 
 
-class Training:
-    """One rank's process: trains, and takes part in every recovery that is declared."""
+class Training(Trainee):
+    """One rank's process, which keeps copies of its state."""
 
     def __init__(
         self,
@@ -73,57 +58,29 @@ class Training:
         rank: int,
         options: dict[str, Any],
         deaths: list[Death],
-        accumulate: int = 1,
-        incarnation: int = 0,
-        epoch: int = 0,
+        accumulate: int,
+        incarnation: int,
+        epoch: int,
     ) -> None:
-        self.crew, self.rank, self.deaths, self.accumulate = crew, rank, deaths, accumulate
-        self.incarnation, self.epoch, self.options = incarnation, epoch, options
-        self.client = crew.client()
-        self.registry = GroupRegistry()
-        self.registry.install(detached=incarnation > 0)
-        self.declared = threading.Condition()
-        self.newest_epoch = epoch
-        threading.Thread(target=self._watch, args=(crew.client(),), daemon=True).start()
-        store = self.registry.open_store("127.0.0.1", crew.port, PATIENCE)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=WORLD_SIZE, timeout=PATIENCE
-        )
+        super().__init__(crew, rank, WORLD_SIZE, incarnation, epoch)
+        self.deaths, self.accumulate, self.options = deaths, accumulate, options
         torch.manual_seed(1)
         self.model = DistributedDataParallel(Model(), bucket_cap_mb=0.002, **options)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.engines = Engines([self.model], [self.optimizer])
         self.group = dist.group.WORLD
         self.losses: dict[int, float] = {}
-        self.done = 0
         self.saved: dict[int, Any] = {}
         self._save(0)
 
     def run(self) -> dict[str, Any]:
-        recovering = self.incarnation > 0
-        while self.done < STEPS or recovering:
-            try:
-                if recovering:
-                    self._recover()
-                    recovering = False
-                if self.done < STEPS:
-                    self._step(self.done + 1)
-                # Nobody may leave while a peer still needs the step that it has just finished.
-                dist.barrier()
-            except RuntimeError:
-                with self.declared:
-                    if not self.declared.wait_for(
-                        lambda: self.newest_epoch > self.epoch, PATIENCE.total_seconds()
-                    ):
-                        raise
-                self.epoch = self.newest_epoch
-                recovering = True
+        self.train(STEPS)
         assert dist.group.WORLD is self.group
         assert self.model.process_group is self.group
         assert len(self.registry.groups) == 1
         return {"losses": self.losses, "hash": _digest(self._state()), "buckets": self._buckets()}
 
-    def _step(self, step: int) -> None:
+    def step(self, step: int) -> None:
         torch.manual_seed(1000 * step + self.rank)
         data = torch.Generator().manual_seed(5000 * step + self.rank)
         self.optimizer.zero_grad()
@@ -145,10 +102,7 @@ class Training:
         self.done = step
         self._save(step)
 
-    def _recover(self) -> None:
-        self.client.set(f"parked/{self.epoch}/{self.rank}", "")
-        self.engines.reset()
-        store = self.registry.open_store("127.0.0.1", self.crew.port, PATIENCE)
+    def recover(self, store: dist.Store) -> None:
         has_state = self.incarnation == 0 or not self.registry.detached
         # What a rank had not saved when it died is lost, so all go back to what everybody has.
         newest = str(self.done) if has_state else store.get(f"saved/{self.rank}").decode()
@@ -197,21 +151,12 @@ class Training:
     def _reducer(self) -> Any:
         return self.model.reducer
 
-    def _watch(self, client: dist.Store) -> None:
-        while True:
-            following = self.newest_epoch + 1
-            client.wait([f"fault/{following}"], timedelta(days=1))
-            self.registry.abort(following)
-            with self.declared:
-                self.newest_epoch = following
-                self.declared.notify_all()
-
     def _die_at(self, step: int, phase: str) -> None:
-        if Death(self.rank, step, phase, self.incarnation) in self.deaths:
+        if Death(self.rank, step, phase, incarnation=self.incarnation) in self.deaths:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _dying_in_backward(self, step: int) -> Any:
-        if Death(self.rank, step, "backward", self.incarnation) not in self.deaths:
+        if Death(self.rank, step, "backward", incarnation=self.incarnation) not in self.deaths:
             return nullcontext()
         weight = self.model.module.norm.weight
         weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
@@ -226,37 +171,7 @@ def train(
     def body(rank: int, incarnation: int, epoch: int) -> dict[str, Any]:
         return Training(crew, rank, options, deaths, accumulate, incarnation, epoch).run()
 
-    workers = {rank: crew.start(body, rank, 0, 0) for rank in range(WORLD_SIZE)}
-    incarnations = dict.fromkeys(workers, 0)
-    epoch = 0
-    for death in deaths:
-        lost = {death.rank} if incarnations[death.rank] == death.incarnation else set()
-        while lost:
-            for rank in lost:
-                workers[rank].wait_until_dead()
-            epoch += 1
-            crew.store.set(f"fault/{epoch}", "")
-            for rank in lost:
-                incarnations[rank] += 1
-                workers[rank] = crew.start(body, rank, incarnations[rank], epoch)
-            lost = {rank for rank in workers if not _has_parked(crew, rank, epoch)}
-            for rank in lost:
-                os.kill(workers[rank].pid, signal.SIGKILL)
-    return [workers[rank].result() for rank in range(WORLD_SIZE)]
-
-
-def _has_parked(crew: Any, rank: int, epoch: int) -> bool:
-    """Whether the rank has left its step for this epoch; one that has not is replaced as well.
-
-    Gloo now and then forgets a receive whose peer is killed at that moment: the connection is
-    closed and nobody wakes the receiver, whom then only the group's time-out frees.
-    """
-    try:
-        crew.store.wait([f"parked/{epoch}/{rank}"], timedelta(seconds=10))
-    except dist.DistStoreError:
-        print(f"rank {rank} has not parked for epoch {epoch}")
-        return False
-    return True
+    return play(crew, WORLD_SIZE, deaths, body, park_s=10.0)
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
