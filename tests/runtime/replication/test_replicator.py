@@ -9,15 +9,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from msgspec.structs import replace
-from replicators import DEADLINE_S, Node, Rank, World, world_in
+from replicators import DEADLINE_S, Node, Proxy, Rank, World, world_in
 
 from deadpool_runtime import parking
 from deadpool_runtime.protocol import Piece
 from deadpool_runtime.replication.arena import Arena, SlotFile
-from deadpool_runtime.replication.manifest import CHUNK_NBYTES, OWN, chunk_hash
+from deadpool_runtime.replication.manifest import CHUNK_NBYTES, OWN, Manifest, chunk_hash
 from deadpool_runtime.replication.messages import (
     Assemble,
     Assembled,
@@ -43,6 +44,29 @@ def flip(path: Path, offset: int) -> None:
     """Invert a bit of a slot file."""
     with SlotFile.open(path) as slot:
         slot.view(offset, 1)[0] ^= 1
+
+
+class StalledPut(NamedTuple):
+    """Rank 0 on a has sealed its copy of step 0, and what goes to b stands still within the second
+    chunk until ``proxy.release`` is set.
+    """
+
+    a: Node
+    b: Node
+    proxy: Proxy
+    rank: Rank
+    manifest: Manifest
+
+
+def stalled_put(world: World) -> StalledPut:
+    """Let it come to that."""
+    a, b = world.node("a"), world.node("b")
+    proxy = world.proxy(b, stall_at=CHUNK_NBYTES)
+    rank = world.rank(a, 0, SIZES)
+    rank.protect(proxy.address)
+    manifest = rank.snapshot(0)
+    assert proxy.stalled.wait(DEADLINE_S)
+    return StalledPut(a, b, proxy, rank, manifest)
 
 
 def test_starts_without_torch(world: World) -> None:
@@ -185,12 +209,8 @@ def test_a_way_that_flips_every_time_is_refused_and_the_source_kept(world: World
 
 
 def test_killed_holder_that_comes_back_gets_the_newest_copy(world: World) -> None:
-    a, b = world.node("a"), world.node("b")
-    proxy = world.proxy(b, stall_at=CHUNK_NBYTES)
-    rank = world.rank(a, 0, SIZES)
-    rank.protect(proxy.address)
-    rank.snapshot(0)
-    assert proxy.stalled.wait(DEADLINE_S)
+    put = stalled_put(world)
+    b, rank = put.b, put.rank
     b.kill()
     assert b.held(0, 0) is None
     b.start()
@@ -200,19 +220,14 @@ def test_killed_holder_that_comes_back_gets_the_newest_copy(world: World) -> Non
 
 
 def test_killed_sender_that_comes_back_sends_what_was_under_way(world: World) -> None:
-    a, b = world.node("a"), world.node("b")
-    proxy = world.proxy(b, stall_at=CHUNK_NBYTES)
-    rank = world.rank(a, 0, SIZES)
-    rank.protect(proxy.address)
-    manifest = rank.snapshot(0)
-    assert proxy.stalled.wait(DEADLINE_S)
-    a.kill()
-    proxy.release.set()
-    assert b.held(0, 0) is None
-    a.start()
+    put = stalled_put(world)
+    put.a.kill()
+    put.proxy.release.set()
+    assert put.b.held(0, 0) is None
+    put.a.start()
     # Nobody says anything: the client repeats holder and copy by itself.
-    assert rank.hear(Confirmed).step == 0
-    assert b.held(0, 0) == manifest
+    assert put.rank.hear(Confirmed).step == 0
+    assert put.b.held(0, 0) == put.manifest
 
 
 def test_a_broken_link_is_dialled_anew(world: World) -> None:
@@ -319,14 +334,10 @@ def test_sigterm_at_the_time_limit_stops_no_replica(world: World) -> None:
 
 
 def test_after_a_fence_nothing_older_is_kept(world: World) -> None:
-    a, b = world.node("a"), world.node("b")
-    proxy = world.proxy(b, stall_at=CHUNK_NBYTES)
-    rank = world.rank(a, 0, SIZES)
-    rank.protect(proxy.address)
-    rank.snapshot(0)
-    assert proxy.stalled.wait(DEADLINE_S)
+    put = stalled_put(world)
+    b, rank = put.b, put.rank
     b.fence(1)
-    proxy.release.set()
+    put.proxy.release.set()
     assert "epoch" in rank.hear(Unconfirmed).reason
     assert b.held(0, 0) is None
     rank.protect(b, epoch=1)
@@ -336,14 +347,9 @@ def test_after_a_fence_nothing_older_is_kept(world: World) -> None:
 
 
 def test_a_fence_does_not_wait_for_a_silent_sender(world: World) -> None:
-    a, b = world.node("a"), world.node("b")
-    proxy = world.proxy(b, stall_at=CHUNK_NBYTES)
-    rank = world.rank(a, 0, SIZES)
-    rank.protect(proxy.address)
-    rank.snapshot(0)
-    assert proxy.stalled.wait(DEADLINE_S)
+    put = stalled_put(world)
     began = time.monotonic()
-    b.fence(1)
+    put.b.fence(1)
     assert time.monotonic() - began < DEADLINE_S / 2
 
 
