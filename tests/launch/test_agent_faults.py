@@ -17,7 +17,7 @@ ENDLESS = ["--", "--steps", 100000, "--step-s", 0.02]
 
 
 def find(pid: int, module: str, node: str) -> psutil.Process:
-    """The descendant that runs ``module`` for the node."""
+    """What the node's agent started to run ``module``."""
     for child in local_run.family(pid):
         # Any process may end while it is looked at.
         with contextlib.suppress(psutil.Error, ProcessLookupError):
@@ -29,9 +29,9 @@ def find(pid: int, module: str, node: str) -> psutil.Process:
 def _runs(process: psutil.Process, module: str, node: str) -> bool:
     if module not in " ".join(process.cmdline()) or process.status() == psutil.STATUS_ZOMBIE:
         return False
-    # Ranks are forked from the parked process and have its command line, but not its parent.
-    owner = process if "agent" in module else process.parent()
-    if owner is None or node not in owner.cmdline():
+    # Ranks are forked from the parked process and have its command line, and sessions of their own.
+    agent = process.parent()
+    if agent is None or node not in agent.cmdline():
         return False
     return "zygote" not in module or os.getsid(process.pid) != process.pid
 
@@ -69,7 +69,7 @@ def test_agent_alone_dies_or_freezes_and_its_node_is_replaced(
     with local_run.started(run_dir, "--nodes", 2, "--spares", 1, *ENDLESS) as process:
         wait("steps", lambda: records(run_dir, "step", step=2))
         old = records(run_dir, "rank", rank=1)[-1]["pid"]
-        find(process.pid, "deadpool_launch.agent", "local2").send_signal(signum)
+        local_run.agent_of(process.pid, "local2").send_signal(signum)
         closed = wait("the swap", lambda: records(run_dir, "incident", phase="closed"))
         assert closed[0]["verdict"] == "continued"
         assert records(run_dir, "rank", rank=1)[-1]["node"] == "local3"
@@ -88,7 +88,7 @@ def test_replicator_is_replaced_and_ranks_do_not_notice(tmp_path: Path) -> None:
         wait("more steps", lambda: records(run_dir, "step", step=before + 5))
         assert not records(run_dir, "incident")
         # Replicas go to the new one: the other node may be lost.
-        find(process.pid, "deadpool_launch.agent", "local1").kill()
+        local_run.agent_of(process.pid, "local1").kill()
         closed = wait("the swap", lambda: records(run_dir, "incident", phase="closed"))
         assert closed[0]["verdict"] == "continued"
         process.send_signal(signal.SIGINT)

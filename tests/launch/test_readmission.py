@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 
 import local_run
-import psutil
 from local_run import records, wait
 
 STEPS = ("--", "--steps", 100000, "--step-s", 0.2)
-
-
-def kill_agent(launcher: int, node: str) -> None:
-    for child in local_run.family(launcher):
-        with contextlib.suppress(psutil.Error):
-            if "deadpool_launch.agent" in child.cmdline() and node in child.cmdline():
-                child.kill()
 
 
 def wait_replicated(run_dir: Path) -> None:
@@ -44,13 +35,13 @@ def test_node_whose_agent_was_killed_comes_back_and_takes_its_rank_again(tmp_pat
     with local_run.started(run_dir, *options, *STEPS) as process:
         wait("the spare", lambda: records(run_dir, "event", name="AgentWarm", node="local2"))
         wait_replicated(run_dir)
-        kill_agent(process.pid, "local1")
+        local_run.agent_of(process.pid, "local1").kill()
         wait("the spare", lambda: records(run_dir, "say", text="local1 is back as a spare"))
         assert taken(run_dir) == ["local1", "local2"]
         # Once by the preflight, and once before it is a spare.
         assert (tmp_path / "checked-local1").read_text() == "x\nx\n"
         wait_replicated(run_dir)
-        kill_agent(process.pid, "local2")
+        local_run.agent_of(process.pid, "local2").kill()
         newest = max(record["step"] for record in records(run_dir, "step"))
         wait("steps", lambda: records(run_dir, "step", step=newest + 5))
         assert taken(run_dir) == ["local1", "local2", "local1"]

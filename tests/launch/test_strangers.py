@@ -73,7 +73,7 @@ def at_the_door(visit: Callable[[Door], Awaitable[None]]) -> Door:
 
 
 def keep_nothing(part: protocol.LogPart, term: int) -> protocol.LogKept:
-    raise NotImplementedError
+    raise AssertionError(f"no agent here keeps a log: {part}")
 
 
 async def closed(reader: asyncio.StreamReader) -> bytes:
