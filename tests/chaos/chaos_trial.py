@@ -22,7 +22,7 @@ from deadpool_launch.follow import JournalTail
 from deadpool_launch.view import RunView
 from deadpool_runtime.replication.slots import SlotFile
 
-SCRIPT = Path(__file__).with_name("chaos_train.py")
+SCRIPT = Path(__file__).parents[1] / "scripts" / "chaos_train.py"
 RANKS = 3
 #: For a machine that has other things to do.
 PATIENCE = "--agent-start-timeout=300"

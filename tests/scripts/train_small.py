@@ -17,20 +17,16 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import random
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from small_net import Marker, scale_of_step, seeded_loader, seeded_net
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
 
 import deadpool_runtime as deadpool
 from deadpool_runtime.context import current_context
@@ -69,38 +65,6 @@ def later_process(rank: int) -> bool:
     return not first_time(f"was-here-{rank}")
 
 
-class Marker(torch.autograd.Function):
-    """Does nothing but call ``hook`` in the middle of the backward pass."""
-
-    hook: Callable[[], None] | None = None
-
-    @staticmethod
-    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
-        if Marker.hook is not None:
-            Marker.hook()
-        return grad
-
-
-class Net(nn.Module):
-    """Two layers with dropout and a buffer that changes every step (BatchNorm's statistics)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, width)
-        self.norm = nn.BatchNorm1d(width)
-        self.drop = nn.Dropout(0.2)
-        self.second = nn.Linear(width, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.drop(torch.relu(self.norm(self.first(x))))
-        out: torch.Tensor = self.second(Marker.apply(x))  # type: ignore[no-untyped-call]
-        return out
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=12)
@@ -125,11 +89,7 @@ def main() -> None:
     holds = {tuple(text.split(":")) for text in args.hold}
     if args.hold_replacement == rank and later_process(rank):
         hold(f"{rank}-0")
-    torch.manual_seed(1234)
-    net = Net(args.width)
-    torch.manual_seed(100 + rank)
-    random.seed(200 + rank)
-    np.random.seed(300 + rank)
+    net = seeded_net(rank, args.width)
     options: dict[str, Any] = {
         "plain": {},
         "bucket-view": {"gradient_as_bucket_view": True},
@@ -143,14 +103,7 @@ def main() -> None:
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(1.0, (k + 1) / 5))
-    generator = torch.Generator().manual_seed(7)
-    count = 96
-    data = TensorDataset(
-        torch.arange(count),
-        torch.randn(count, 16, generator=generator),
-        torch.randint(0, 4, (count,), generator=generator),
-    )
-    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=True, seed=5))
+    loader = seeded_loader()
 
     job = deadpool.attach(model, optimizer, scheduler)
     job.state["samples"] = []
@@ -174,7 +127,7 @@ def main() -> None:
                 stop()
             if slow_rank == str(rank):
                 time.sleep(float(slow_s))
-            scale = 1.0 + 0.01 * random.random() + 0.01 * float(np.random.rand())
+            scale = scale_of_step()
             losses = []
             for half in (slice(0, 4), slice(4, 8)):
                 context = model.no_sync() if half.start == 0 else torch.enable_grad()

@@ -19,7 +19,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from small_net import Marker, scale_of_step, seeded_loader, seeded_net
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
 
 import deadpool_runtime as deadpool
 from deadpool_runtime.context import current_context
@@ -109,38 +107,6 @@ class Orders:
             return most
 
 
-class Marker(torch.autograd.Function):
-    """Does nothing but call ``hook`` in the middle of the backward pass."""
-
-    hook: Callable[[], None] | None = None
-
-    @staticmethod
-    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
-        if Marker.hook is not None:
-            Marker.hook()
-        return grad
-
-
-class Net(nn.Module):
-    """Dropout, and a buffer that changes in every step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 32)
-        self.norm = nn.BatchNorm1d(32)
-        self.drop = nn.Dropout(0.2)
-        self.second = nn.Linear(32, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.drop(torch.relu(self.norm(self.first(x))))
-        out: torch.Tensor = self.second(Marker.apply(x))  # type: ignore[no-untyped-call]
-        return out
-
-
 def digest(model: nn.Module, optimizer: Any, seen: int) -> str:
     """One hash of everything that this rank must have the same bits of."""
     found = hashlib.sha256()
@@ -173,11 +139,7 @@ def main() -> None:
     if was_here.exists():
         orders.at(0, "build")
     was_here.touch()
-    torch.manual_seed(1234)
-    net = Net()
-    torch.manual_seed(100 + rank)
-    random.seed(200 + rank)
-    np.random.seed(300 + rank)
+    net = seeded_net(rank)
     model = DistributedDataParallel(net, bucket_cap_mb=0.01)
     side = dist.new_group(list(range(dist.get_world_size())))
     optimizer: torch.optim.Optimizer
@@ -186,14 +148,7 @@ def main() -> None:
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 1.0 / (1.0 + 0.01 * k))
-    generator = torch.Generator().manual_seed(7)
-    count = 96
-    data = TensorDataset(
-        torch.arange(count),
-        torch.randn(count, 16, generator=generator),
-        torch.randint(0, 4, (count,), generator=generator),
-    )
-    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=True, seed=5))
+    loader = seeded_loader()
 
     orders.job = job = deadpool.attach(model, optimizer, scheduler)
     job.state["seen"] = 0
@@ -203,7 +158,7 @@ def main() -> None:
             started = time.monotonic()
             orders.at(number, "start")
             Marker.hook = partial(orders.at, number, "backward")
-            scale = 1.0 + 0.01 * random.random() + 0.01 * float(np.random.rand())
+            scale = scale_of_step()
             loss = nn.functional.cross_entropy(model(inputs * scale), targets)
             loss.backward()  # type: ignore[no-untyped-call]
             if orders.skip:
