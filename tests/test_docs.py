@@ -86,6 +86,7 @@ SHOWN_BY = {
         "::test_a_lost_node_is_replaced_and_the_final_state_has_the_same_bits"
     ),
     "make docs": "tests/test_docs.py::test_site_is_built",
+    "make integrations": "tests/integrations/test_frameworks.py::test_a_loss_changes_nothing",
     "make fuzz": "tests/fuzz/test_fuzz.py::test_no_reader_fails_on_what_is_not_for_it",
     "make cluster": "tests/cluster/test_mini_cluster.py::test_all_nodes_are_idle",
     "make cluster-shell": HELP,
@@ -104,7 +105,11 @@ SHOWN_BY = {
 #: Programs whose imports cost many seconds.
 SLOW = ("bench/overhead.py",)
 #: Options of other programs than ours.
-FOREIGN = {"--exclude", "--gpus-per-node", "--gpus-per-task", "--gres", "--mem", "--no-kill"}
+FOREIGN = {
+    *("--exclude", "--gpus-per-node", "--gpus-per-task", "--gres", "--mem", "--no-kill"),
+    *("--ckpt-step", "--enable-ft-package", "--rampup-batch-size", "--rerun-mode"),
+    "--use-torch-fsdp2",
+}
 #: Values for the words in capitals that stand for something.
 PLACEHOLDERS = {"KIND": "pmi2", "N": "3", "STEPS": "3", "SECONDS": "60"}
 
