@@ -51,11 +51,10 @@ test: check packages
 test-all: check packages
 	@$(BIN)/pytest -m "not integrations"
 	@tools/second-torch.sh
-	@tools/frameworks.sh
+	@VENV=$(VENV) tools/frameworks.sh
 
-integrations:
-	@tools/debian-packages.sh build
-	@tools/frameworks.sh
+integrations: setup
+	@VENV=$(VENV) tools/frameworks.sh
 
 docs: setup
 	@$(BIN)/mkdocs build --strict --quiet

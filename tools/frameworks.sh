@@ -1,14 +1,19 @@
 #!/usr/bin/env bash
-# The tests of the adapters, with the frameworks that they are for. Installs 3 GB into .venv-frameworks the
-# first time.
+# The tests of the adapters, with the frameworks that they are for: in .venv-frameworks, which lies on top of
+# .venv and takes its torch from there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+base=${VENV:-.venv}
 venv=.venv-frameworks
 if [ ! -e $venv/.ready ] || [ setup.cfg -nt $venv/.ready ] || [ constraints.txt -nt $venv/.ready ]; then
-    test -x $venv/bin/python || "${PYTHON:-python3}" -m venv $venv
-    $venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'setuptools>=70.1'
+    test -x $venv/bin/python || "$base/bin/python" -m venv $venv
+    for packages in $venv/lib/python3*/site-packages; do
+        "$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/base.pth"
+    done
+    # Where mpi4py looks for the library of the package mpich.
+    ln -sf "$PWD/$base"/lib/libmpi*.so* $venv/lib/
     $venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-        --no-build-isolation --editable '.[dev,transformers,lightning]'
+        --no-build-isolation --editable '.[transformers,lightning]'
     touch $venv/.ready
 fi
-$venv/bin/pytest tests/integrations
+$venv/bin/python -m pytest tests/integrations

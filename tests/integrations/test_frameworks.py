@@ -81,13 +81,12 @@ def without_clocks(state: dict[int, dict[str, str]]) -> dict[int, dict[str, str]
     [
         ("power-off:1@5", ""),
         ("power-off:0@9", ""),
-        ("kill:1@7", ""),
         ("kill:0@1", ""),
+        ("kill:1@3", ""),
         ("", "1:forward:3"),
         ("", "0:forward:7"),
-        ("", "1:evaluate:4"),
-        ("", "0:evaluate:5"),
         ("", "1:evaluate:8"),
+        ("", "0:evaluate:8"),
     ],
 )
 def test_a_loss_changes_nothing(
@@ -95,9 +94,6 @@ def test_a_loss_changes_nothing(
 ) -> None:
     options = ("--fault", fault) if fault else ()
     lost = ran(framework, tmp_path, *options, script=("--die", die) if die else ())
-    if not lost.incidents:
-        assert die, "the fault did not happen"
-        pytest.skip(f"{framework} does not come to {die}")
     assert [each["verdict"] for each in lost.incidents] == ["continued"]
     assert lost.incidents[0]["replayed_steps"] <= 1
     assert without_clocks(lost.state) == without_clocks(undisturbed.state)

@@ -31,7 +31,9 @@ class Endless(IterableDataset[int]):
 
 def loader_of(**options: Any) -> DataLoader[torch.Tensor]:
     data = Numbers()
-    sampler = DistributedSampler(data, num_replicas=2, rank=1, seed=4)
+    sampler: DistributedSampler[torch.Tensor] = DistributedSampler(
+        data, num_replicas=2, rank=1, seed=4
+    )
     return DataLoader(data, batch_size=2, sampler=sampler, **options)
 
 

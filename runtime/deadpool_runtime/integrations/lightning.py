@@ -90,6 +90,8 @@ class DeadpoolStrategy(DDPStrategy):
 class ProtectedFitLoop(_FitLoop):
     """Lightning's training loop, one optimizer step at a time."""
 
+    _data_fetcher: Any
+
     def run(self) -> None:
         """See ``_FitLoop.run``."""
         self.setup_data()

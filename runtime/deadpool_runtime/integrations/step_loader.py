@@ -119,7 +119,7 @@ def step_loader(
     kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
     return DataLoader(
         Items(loader.dataset, loader.collate_fn),
-        batch_sampler=Groups(sampler, per_step, limit, first_epoch, skip),  # type: ignore[arg-type]
+        batch_sampler=Groups(sampler, per_step, limit, first_epoch, skip),
         collate_fn=_as_they_are,
         **kept,
     )

@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 
-#: Of the trainer's state: what is a process's own, or an object that is saved otherwise.
-_NOT_SAVED = frozenset({"stateful_callbacks", "is_local_process_zero", "is_world_process_zero"})
+#: What training changes in the trainer's state; the rest of it follows from the script's arguments.
+_STATE = (
+    *("epoch", "global_step", "num_input_tokens_seen", "total_flos", "log_history"),
+    *("best_metric", "best_global_step", "best_model_checkpoint"),
+)
 #: Numbers in attributes of the trainer.
 _NUMBERS = ("_total_loss_scalar", "_globalstep_last_logged", "current_flos")
 
@@ -48,11 +51,7 @@ class Counters:
         trainer = self._trainer
         return {
             "place": [self._epoch, self._update],
-            "state": {
-                name: plain(value)
-                for name, value in vars(trainer.state).items()
-                if name not in _NOT_SAVED
-            },
+            "state": {name: plain(getattr(trainer.state, name)) for name in _STATE},
             "control": {name: bool(value) for name, value in vars(trainer.control).items()},
             "numbers": {name: plain(getattr(trainer, name)) for name in _NUMBERS},
             "loss": trainer._tr_loss.detach().clone(),

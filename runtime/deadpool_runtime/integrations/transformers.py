@@ -135,7 +135,8 @@ class _Protected:
         # What the trainer's loop iterates over: nothing is read from it, and no seed is drawn for
         # it from the global generator.
         self._no_data: DataLoader[Any] = DataLoader(
-            TensorDataset(torch.zeros(1)), generator=torch.Generator())
+            TensorDataset(torch.zeros(1)), generator=torch.Generator()
+        )
 
     def run(self) -> None:
         """All epochs; the trainer's own loop over them then finds that training is to stop."""

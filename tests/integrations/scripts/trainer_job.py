@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from marks import CLASSES, FEATURES, Numbered, die_at, tell
 from torch import nn
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments, set_seed
 
 from deadpool_runtime.integrations.transformers import DeadpoolTrainer
 
@@ -90,6 +90,7 @@ def main() -> None:
     if args.iterable:
         train = torch.utils.data.ChainDataset([])
     samples = Samples()
+    set_seed(3)
     trainer = Trainer(
         model=Net(),
         args=TrainingArguments(
