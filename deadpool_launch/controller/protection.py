@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from msgspec import structs
+
 from deadpool_launch.controller.events import IncidentMark
 from deadpool_launch.controller.states import (
     AgentStage,
@@ -163,8 +165,12 @@ def keep_holders(turn: Turn) -> None:
             if rank.rank in after and after[rank.rank] != before.get(rank.rank)
         }
     )
-    if any(after[rank] is None and before.get(rank) is not None for rank in after):
+    if any(_count(after[rank]) < _count(before.get(rank)) for rank in after):
         _say_unheld(turn)
+
+
+def _count(holder: protocol.Holder | None) -> int:
+    return 0 if holder is None else 1 + len(holder.more)
 
 
 def _choose(state: State) -> tuple[dict[int, Holding | None], Electors]:
@@ -177,7 +183,8 @@ def _choose(state: State) -> tuple[dict[int, Holding | None], Electors]:
     )
     node_of = _node_of(state)
     segments = {rank: sizes for rank, sizes in _segments(state).items() if node_of[rank] in names}
-    return choose_holders(segments, node_of, nodes), electors
+    factor = state.config.replication_factor
+    return choose_holders(segments, node_of, nodes, factor), electors
 
 
 def _electors(state: State) -> Electors:
@@ -192,10 +199,17 @@ def _electors(state: State) -> Electors:
 def _holder(turn: Turn, holding: Holding | None) -> protocol.Holder | None:
     if holding is None:
         return None
-    address = turn.state.nodes[holding.node].replicator
-    assert address is not None, "a holder was chosen among nodes with a replicator"
     deputy = None if holding.deputy is None else turn.state.nodes[holding.deputy].replicator
-    return protocol.Holder(holding.node, address, list(holding.segments), deputy)
+    first, *more = (
+        protocol.Holder(share.node, _listening(turn.state.nodes[share.node]), list(share.segments))
+        for share in holding.shares
+    )
+    return structs.replace(first, deputy=deputy, more=more)
+
+
+def _listening(node: Node) -> protocol.Address:
+    assert node.replicator is not None, "a holder was chosen among nodes with a replicator"
+    return node.replicator
 
 
 def _segments(state: State) -> dict[int, Mapping[Ranks, int]]:
@@ -218,6 +232,14 @@ def _say_unheld(turn: Turn) -> None:
         turn.say(
             f"no other node is up that could hold replicas of {ranks_text(unheld)}: until one is, "
             f"the loss of {nodes} loses their state"
+        )
+        return
+    wanted = turn.state.config.replication_factor
+    fewest = min(map(_count, turn.state.holders.values()), default=0)
+    if 0 < fewest < wanted:
+        turn.say(
+            f"so few nodes are up that each rank's replica goes to {fewest} of them instead of "
+            f"{wanted} (replication.factor)"
         )
 
 

@@ -4,6 +4,7 @@ disk.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from deadpool_launch.sim.arenas import Kept
@@ -94,9 +95,17 @@ class Copying:
         if holder is None:
             process.confirm(epoch, copy.step)
             return
-        self._send(process, copy, epoch, holder.address, holder.segments, True)
+        lacking = {each.node for each in (holder, *holder.more)}
+        for each in (holder, *holder.more):
+
+            def confirm(node: str = each.node) -> None:
+                lacking.discard(node)
+                if not lacking:
+                    process.confirm(epoch, copy.step)
+
+            self._send(process, copy, epoch, each.address, each.segments, confirm)
         if holder.deputy is not None:
-            self._send(process, copy, epoch, holder.deputy, [], False)
+            self._send(process, copy, epoch, holder.deputy, [], None)
 
     def _send(
         self,
@@ -105,8 +114,9 @@ class Copying:
         epoch: int,
         to: protocol.Address,
         segments: list[tuple[int, ...]],
-        confirms: bool,
+        confirm: Callable[[], None] | None,
     ) -> None:
+        """``confirm``: what is done in the process when it is there."""
         missing = [ranks for ranks in copy.segments if ranks not in segments]
         replica = protocol.Copy(copy.rank, copy.step, copy.epoch, True, list(segments), missing)
         kept = Kept(replica, process.sealed_state)
@@ -116,7 +126,8 @@ class Copying:
             to.host,
             self._cluster.queue.delay(0.05),
             self._arriving,
-            process if confirms else None,
+            process,
+            confirm,
             kept,
             epoch,
             source,
@@ -125,7 +136,8 @@ class Copying:
 
     def _arriving(
         self,
-        process: Process | None,
+        process: Process,
+        confirm: Callable[[], None] | None,
         kept: Kept,
         epoch: int,
         source: protocol.Address,
@@ -137,11 +149,14 @@ class Copying:
         self._arenas.wipe(to.host, kept.copy.rank, True, kept.copy.step)
         delay_s = self._cluster.queue.delay(0.05)
         where = source.host, to.host
-        self._network.between(*where, delay_s, self._arrived, process, kept, epoch, source, to)
+        self._network.between(
+            *where, delay_s, self._arrived, process, confirm, kept, epoch, source, to
+        )
 
     def _arrived(
         self,
-        process: Process | None,
+        process: Process,
+        confirm: Callable[[], None] | None,
         kept: Kept,
         epoch: int,
         source: protocol.Address,
@@ -149,8 +164,8 @@ class Copying:
     ) -> None:
         if self._can_arrive(epoch, source, to):
             self._arenas.seal(to.host, kept.copy, kept.state)
-            if process is not None:
-                process.when(0.02, process.confirm, epoch, kept.copy.step)
+            if confirm is not None:
+                process.when(0.02, confirm)
 
     def _can_arrive(self, epoch: int, source: protocol.Address, to: protocol.Address) -> bool:
         """Whether both replicators are still who they were, and the epoch is not fenced off."""

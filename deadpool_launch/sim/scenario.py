@@ -48,6 +48,7 @@ def quick_config(
     shrink: bool = False,
     extras: int = 0,
     readmit_after_s: float | None = None,
+    replication_factor: int = 1,
 ) -> Config:
     """Short deadlines, so that escalation happens within a few simulated seconds."""
     return Config(
@@ -72,6 +73,7 @@ def quick_config(
         shrink=shrink,
         readmit_after_s=readmit_after_s,
         quarantine_within_s=3,
+        replication_factor=replication_factor,
     )
 
 
@@ -97,6 +99,7 @@ def random_scenario(
         shrink=random.Random(f"shrink {seed}").random() < 0.5,
         extras=1 if dice.random() < 0.1 else 0,
         readmit_after_s=dice.choice((None, 0.2, 1.0)),
+        replication_factor=random.Random(f"factor {seed}").choice((1, 1, 2, 3)),
     )
     attaches = dice.random() < 0.9
     layout = dice.choice(list(LayoutKind))
