@@ -41,6 +41,14 @@ def _has_unheld(state: JobState) -> bool:
     return state.protecting and None in state.holders.values()
 
 
+def _covers(state: JobState) -> int:
+    """How many nodes can be lost at once: as many as each rank has holders, once all confirmed."""
+    if state.phase is not Phase.TRAINING or not state.ranks.all_protected(state.epoch):
+        return 0
+    holders = [state.holders.get(rank.rank) for rank in state.present()]
+    return min((0 if each is None else 1 + len(each.more) for each in holders), default=0)
+
+
 class PromiseBroken(AssertionError):
     """Something happened that must never happen; the text says what."""
 
@@ -55,6 +63,8 @@ class Promises:
         self.hurt_nodes: set[str] = set()
         #: Nodes that somebody wants drained: they may cost a spare each.
         self.unwanted: set[str] = set()
+        #: Nodes that used up their budget of restarts, and are left once every rank has a replica.
+        self._left_later: set[str] = set()
         #: The newest step that every rank has completed in the history that counts, and its past.
         self.common_step = -1
         self.common = 0
@@ -66,6 +76,8 @@ class Promises:
         self._opened: list[int] = []
         self._closed: list[int] = []
         self._born: set[tuple[int, int]] = set()
+        #: How many nodes could be lost without a step when the first fault struck.
+        self._covers = 0
         #: Ranks were set aside: the numbers are no longer those of an undisturbed run.
         self._shrunk = False
         #: Until when some rank had no holder, and whether a fault struck then or shortly after.
@@ -74,6 +86,8 @@ class Promises:
 
     def hit(self, fault: Fault, node: str) -> None:
         """A fault found its target on ``node``."""
+        if not self.struck:
+            self._covers = _covers(self._cluster.launcher.state)
         self.struck.append(fault)
         now = self._cluster.queue.now
         recently = now <= self._unheld_until + CONFIRM_S
@@ -124,6 +138,7 @@ class Promises:
             raise PromiseBroken("the epoch went back")
         if after.holders is not before.holders and _has_unheld(before):
             self._unheld_until = self._cluster.queue.now
+        self._left_later.update(wish.node for wish in after.wishes if wish.replicated)
         planned = False
         for action in actions:
             match action:
@@ -136,7 +151,8 @@ class Promises:
                         raise PromiseBroken(f"{node} is given up ({reason}) though it is well")
                 case ReleaseNode(node=node, reason=reason):
                     self._reasoned(action, reason)
-                    if node not in self.unwanted or node in after.seats:
+                    asked = self.unwanted | self._left_later
+                    if node not in asked or node in after.seats:
                         raise PromiseBroken(f"{node} is let go ({reason}) though it is wanted")
                 case KillRanks(ranks=ranks, reason=reason):
                     self._reasoned(action, reason)
@@ -266,6 +282,9 @@ class Promises:
         self._require(finish, whole < 0, f"step {whole} is whole in memory")
         newest = self._cluster.disk.newest(refused)
         self._require(finish, newest is None, f"the checkpoint of step {newest} is good")
+        copied = before.unprotected == 0 and not any(f.kind in _COPY_KINDS for f in self.struck)
+        if copied and len(self.struck) <= self._covers:
+            raise PromiseBroken(f"{len(self.struck)} faults of {self._covers}: {finish.reason}")
 
     def _one_fault(self, before: JobState, finish: Finish) -> None:
         """One fault never ends a job that trains while a spare is left, unless it is the script's
