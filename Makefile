@@ -6,12 +6,13 @@ NODES  ?= 4
 FAULTS ?= 300
 SEED   ?= 1
 
-.PHONY: help setup packages demo check test test-all fuzz chaos soak cluster cluster-shell cluster-fault cluster-down clean
+.PHONY: help setup packages demo check test test-all docs fuzz chaos soak cluster cluster-shell cluster-fault cluster-down clean
 
 help:
 	@echo "make demo           a node dies under the example, a spare takes over; writes deadpool-demo.png"
 	@echo "make test           format, lint, types, import contracts, all tests but the fault matrix"
 	@echo "make test-all       make test, the fault matrix, and the group tests on a second torch"
+	@echo "make docs           the pages of docs/ as a site in build/site"
 	@echo "make fuzz           100,000 mutated inputs for every reader of bytes or text from outside"
 	@echo "make chaos          every kind of fault on a real Slurm cluster, docs/reliability.md (root)"
 	@echo "make soak           FAULTS=$(FAULTS) faults drawn from SEED=$(SEED), two hours at most (root)"
@@ -29,7 +30,7 @@ $(VENV)/.ready: setup.cfg pyproject.toml constraints.txt
 	@tools/debian-packages.sh build
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt 'setuptools>=70.1'
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,plot]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[dev,plot,docs]'
 	@touch $@
 
 demo: setup
@@ -49,6 +50,10 @@ test: check packages
 test-all: check packages
 	@$(BIN)/pytest
 	@tools/second-torch.sh
+
+docs: setup
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 fuzz: setup
 	@$(BIN)/python tests/fuzz/fuzz.py --inputs 100000

@@ -1,4 +1,4 @@
-"""Exit codes of ``deadpool-launch``: one number per verdict, the same list as in the README."""
+"""Exit codes of ``deadpool-launch``: one number per verdict, as docs/failures.md lists them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Why ``deadpool-launch`` ended. Each member's comment is the sentence the README gives."""
+    """Why ``deadpool-launch`` ended. Each member's comment says when."""
 
     #: The script ended well on every rank.
     OK = 0

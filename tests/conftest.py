@@ -7,10 +7,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 for folder in ("cluster", "support", "chaos"):
     sys.path.insert(0, str(Path(__file__).with_name(folder)))
+
+# How long an example takes says nothing on a machine that others use too.
+hypothesis.settings.register_profile("shared-machine", deadline=None)
+hypothesis.settings.load_profile("shared-machine")
 
 # No test depends on what the site that it runs on prescribes.
 os.environ["DEADPOOL_SITE_POLICY"] = ""

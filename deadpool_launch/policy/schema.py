@@ -269,7 +269,7 @@ KEYS: tuple[Key, ...] = (
         Duration(1.0, 30 * 86400.0),
         "A node that was given up is tried again after this time, twice as long after each try "
         "that fails. If it comes up and passes the admission checks it is the last of the spares. "
-        "Not a node whose fault lasts (README, Which fault is it).",
+        "Not a node whose fault lasts (docs/classification.md).",
         word="never",
         word_is_most=True,
     ),
@@ -394,8 +394,8 @@ KEYS: tuple[Key, ...] = (
         "rules",
         "rules",
         FilePath(),
-        "File of rules that tell kinds of faults apart, tried before the packaged ones (README, "
-        "Which fault is it).",
+        "File of rules that tell kinds of faults apart, tried before the packaged ones "
+        "(docs/classification.md).",
         flag="--rules",
         word="none",
     ),

@@ -63,8 +63,8 @@ class Promises:
         self.hurt_nodes: set[str] = set()
         #: Nodes that somebody wants drained: they may cost a spare each.
         self.unwanted: set[str] = set()
-        #: Nodes that used up their budget of restarts, and are left once every rank has a replica.
-        self._left_later: set[str] = set()
+        #: Nodes of which anything was struck, be it a process: they may use up their budget.
+        self.touched: set[str] = set()
         #: The newest step that every rank has completed in the history that counts, and its past.
         self.common_step = -1
         self.common = 0
@@ -92,6 +92,7 @@ class Promises:
         now = self._cluster.queue.now
         recently = now <= self._unheld_until + CONFIRM_S
         self._struck_bare |= recently or _has_unheld(self._cluster.launcher.state)
+        self.touched.add(node)
         if fault.kind in NODE_KINDS:
             self.hurt_nodes.add(node)
         if fault.kind is FaultKind.DRAIN:
@@ -138,7 +139,6 @@ class Promises:
             raise PromiseBroken("the epoch went back")
         if after.holders is not before.holders and _has_unheld(before):
             self._unheld_until = self._cluster.queue.now
-        self._left_later.update(wish.node for wish in after.wishes if wish.replicated)
         planned = False
         for action in actions:
             match action:
@@ -151,8 +151,8 @@ class Promises:
                         raise PromiseBroken(f"{node} is given up ({reason}) though it is well")
                 case ReleaseNode(node=node, reason=reason):
                     self._reasoned(action, reason)
-                    asked = self.unwanted | self._left_later
-                    if node not in asked or node in after.seats:
+                    used_up = node in self.touched and node in after.drained
+                    if not (node in self.unwanted or used_up) or node in after.seats:
                         raise PromiseBroken(f"{node} is let go ({reason}) though it is wanted")
                 case KillRanks(ranks=ranks, reason=reason):
                     self._reasoned(action, reason)

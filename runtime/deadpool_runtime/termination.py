@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType
 
 #: As a shell says it.
@@ -25,7 +26,9 @@ def hold() -> None:
     signal.signal(signal.SIGTERM, _held)
     # Calls of C code that it comes into go on.
     signal.siginterrupt(signal.SIGTERM, False)
-    os.register_at_fork(after_in_child=_back_to_usual)
+    os.register_at_fork(
+        before=_put_off, after_in_parent=_put_off_no_more, after_in_child=_back_to_usual
+    )
 
 
 def end_unless_handled() -> None:
@@ -40,6 +43,25 @@ def _held(_signal: int, _frame: FrameType | None) -> None:
     pass
 
 
+class _Mask(threading.local):
+    """Signals that the thread had blocked before it forked."""
+
+    blocked: set[int | signal.Signals]
+
+
+_mask = _Mask()
+
+
+def _put_off() -> None:
+    """A child that is ended at once must not take that for the signal that its parent holds."""
+    _mask.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+
+
+def _put_off_no_more() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.blocked)
+
+
 def _back_to_usual() -> None:
     if signal.getsignal(signal.SIGTERM) is _held:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _put_off_no_more()

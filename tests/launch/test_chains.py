@@ -15,6 +15,7 @@ from deadpool_launch.chains import ChainEnd
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.options import LaunchOptions
 
+PATIENT = ("--agent-start-timeout", 200)
 END = ChainEnd("train-1", "7", 0, "the script ended on every rank")
 
 
@@ -85,14 +86,14 @@ def test_job_after_the_chains_end_does_nothing(tmp_path: Path) -> None:
     run_dir, second = tmp_path / "run", tmp_path / "second"
     chain = ("--checkpoint-dir", tmp_path / "c", "--checkpoint-every", 2, "--chain-name", "train-1")
     steps = ("--", "--steps", "3")
-    done = local_run.run(run_dir, "--nodes", 1, *chain, *steps)
+    done = local_run.run(run_dir, *PATIENT, "--nodes", 1, *chain, *steps)
     assert done.returncode == 0, explain(done, run_dir)
     (job,) = records(run_dir, "job")
     end = msgspec.json.decode(
         (tmp_path / "c" / "train-1" / "chain.json").read_bytes(), type=ChainEnd
     )
     assert (end.job_id, end.exit_code) == (job["job_id"], 0)
-    again = local_run.run(second, "--nodes", 1, *chain, *steps)
+    again = local_run.run(second, *PATIENT, "--nodes", 1, *chain, *steps)
     assert again.returncode == 0, explain(again, second)
     assert again.stdout.strip() == f"note: {end}"
     assert not second.exists()

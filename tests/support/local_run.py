@@ -18,6 +18,8 @@ from deadpool_launch import journal
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_small.py"
 #: Generous: a deadline for things that take seconds on a free machine.
 LONG_S = 240
+#: Agents may take this long to start; what a test gives itself comes later and wins.
+PATIENCE = "--agent-start-timeout=240"
 
 
 def command(run_dir: Path, *options: object, script: Path = SCRIPT) -> list[str]:
@@ -26,7 +28,7 @@ def command(run_dir: Path, *options: object, script: Path = SCRIPT) -> list[str]
     at = given.index("--") if "--" in given else len(given)
     return [
         *(str(Path(sys.executable).parent / "deadpool-launch"), "--site", "local"),
-        *("--run-dir", str(run_dir), "--record-final-state"),
+        *("--run-dir", str(run_dir), "--record-final-state", PATIENCE),
         *given[:at],
         str(script),
         *given[at:],

@@ -22,7 +22,9 @@ from deadpool_launch import journal
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_small.py"
 #: Generous: a deadline for things that take a second on a free machine.
-LONG_S = 120.0
+LONG_S = 240.0
+#: Agents may take this long to start; what a test gives itself comes later and wins.
+PATIENCE = "--agent-start-timeout=240"
 
 _numbers = itertools.count(1)
 
@@ -179,6 +181,7 @@ def submit(
     run_dir = (runs or cluster.base) / f"run-{next(_numbers)}"
     command = [
         str(Path(sys.executable).parent / "deadpool-launch"),
+        PATIENCE,
         *launch,
         f"--run-dir={run_dir}",
         "--record-final-state",

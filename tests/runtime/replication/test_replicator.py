@@ -239,6 +239,7 @@ def test_a_rank_that_dies_still_has_its_sealed_copy_sent(world: World) -> None:
         f"rank = Rank(node, 0, {SIZES})\n"
         "rank.protect(Address('127.0.0.1', int(sys.argv[3])))\n"
         "rank.snapshot(0)\n"
+        "print('sealed', flush=True)\n"
         "signal.pause()\n"
     )
     process = subprocess.Popen(
@@ -246,10 +247,15 @@ def test_a_rank_that_dies_still_has_its_sealed_copy_sent(world: World) -> None:
             *(sys.executable, "-c", script),
             ":".join(path for path in sys.path if path.endswith("support")),
             *(str(a.arena.path), str(proxy.address.port)),
-        ]
+        ],
+        stdout=subprocess.PIPE,
     )
+    assert process.stdout is not None
+    # Chunks travel before the copy is whole.
+    assert process.stdout.readline() == b"sealed\n"
     assert proxy.stalled.wait(DEADLINE_S)
     process.kill()
+    process.stdout.close()
     process.wait(DEADLINE_S)
     proxy.release.set()
     wait_until(lambda: b.held(0, 0) is not None)
