@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +33,8 @@ from deadpool_runtime.replication.messages import (
 from deadpool_runtime.replication.sockets import first_message
 
 DEADLINE_S = 120.0
+#: For a rank to find its replicator; in some tests there is none.
+CONNECT_S = 10.0
 T = TypeVar("T")
 
 
@@ -134,6 +137,10 @@ class Rank:
         self.ranks = ranks or [(rank, 1000 + index) for index in range(len(self.sizes))]
         self.heard: queue.Queue[FromReplicator] = queue.Queue()
         self.client = ReplicatorClient(node.arena.path, rank, born, self.heard.put)
+        # What is said of a copy that is not whole is forgotten while nobody is there to hear it.
+        deadline = time.monotonic() + CONNECT_S
+        while not self.client.connected and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def protect(
         self,

@@ -139,6 +139,12 @@ class ReplicatorClient:
         self._wake_up()
         return kept
 
+    @property
+    def connected(self) -> bool:
+        """Whether a replicator is there, as far as is known."""
+        with self._lock:
+            return self._connected
+
     def close(self) -> None:
         """Disconnect and end the thread."""
         with self._lock:
