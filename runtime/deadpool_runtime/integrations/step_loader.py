@@ -8,6 +8,7 @@ the data and the worker processes stay the framework's own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -22,6 +23,7 @@ _KEPT = (
 )
 
 
+@dataclass(eq=False)
 class Groups:
     """A batch sampler that gives lists of batches of another one, ``per_step`` at a time; the last
     list of an epoch may be shorter.
@@ -30,20 +32,13 @@ class Groups:
     epoch that the first pass is of, and how many of its batches were used before.
     """
 
-    def __init__(
-        self,
-        batches: Any,
-        per_step: int,
-        limit: int | None = None,
-        first_epoch: int = 0,
-        skip: int = 0,
-    ) -> None:
-        self.batches = batches
-        self.per_step = per_step
-        self.limit = limit
-        self.first_epoch = first_epoch
-        self.skip = skip
-        self.passes = 0
+    batches: Any
+    per_step: int
+    limit: int | None = None
+    first_epoch: int = 0
+    skip: int = 0
+    #: How many passes were begun before the present one.
+    passes: int = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Tell all samplers within; ``epoch`` counts the passes, from 0."""
