@@ -20,7 +20,7 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from deadpool_runtime.context import current_context
 from deadpool_runtime.errors import Misuse
@@ -243,6 +243,8 @@ class _Protected:
 
 def _repeatable(loader: Any) -> Any:
     """The trainer's loader, if its order needs no word from other ranks."""
+    if isinstance(loader.dataset, IterableDataset):
+        return loader  # refused for that, whoever reads it
     if getattr(loader, "rng_types", None):
         raise Misuse(
             "The trainer's sampler takes its seed from rank 0 in every epoch, which a replaced "
