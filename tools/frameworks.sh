@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The tests of the adapters, with the frameworks that they are for: in .venv-frameworks, which lies on top of
-# .venv and takes its torch from there.
+# .venv and takes its torch from there. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-base=${VENV:-.venv}
+base=$(cd "${VENV:-.venv}" && pwd)
 venv=.venv-frameworks
 if [ ! -e $venv/.ready ] || [ setup.cfg -nt $venv/.ready ] || [ constraints.txt -nt $venv/.ready ]; then
     test -x $venv/bin/python || "$base/bin/python" -m venv $venv
@@ -11,9 +11,9 @@ if [ ! -e $venv/.ready ] || [ setup.cfg -nt $venv/.ready ] || [ constraints.txt 
         "$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/base.pth"
     done
     # Where mpi4py looks for the library of the package mpich.
-    ln -sf "$PWD/$base"/lib/libmpi*.so* $venv/lib/
+    ln -sf "$base"/lib/libmpi*.so* $venv/lib/
     $venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
         --no-build-isolation --editable '.[transformers,lightning]'
     touch $venv/.ready
 fi
-$venv/bin/python -m pytest tests/integrations
+$venv/bin/python -m pytest tests/integrations "$@"
