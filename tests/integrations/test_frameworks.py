@@ -100,6 +100,16 @@ def test_a_loss_changes_nothing(
     assert lost.told == undisturbed.told
 
 
+@pytest.mark.parametrize("framework", ["transformers"], indirect=True)
+def test_a_language_model_of_the_library_goes_on_too(framework: str, tmp_path: Path) -> None:
+    option = "--language-model"
+    whole = ran(framework, tmp_path / "whole", script=(option,))
+    lost = ran(framework, tmp_path / "lost", "--fault", "power-off:1@8", script=(option,))
+    assert [each["verdict"] for each in lost.incidents] == ["continued"]
+    assert without_clocks(lost.state) == without_clocks(whole.state)
+    assert lost.told == whole.told
+
+
 def test_every_sample_is_used_once_in_an_epoch(undisturbed: Ran) -> None:
     ids = [each["ids"] for each in undisturbed.told]
     epochs = 3

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-FEATURES, CLASSES = 12, 4
+FEATURES, CLASSES, VOCABULARY = 12, 4, 32
 
 
 class Numbered(Dataset[dict[str, torch.Tensor]]):
@@ -30,6 +30,26 @@ class Numbered(Dataset[dict[str, torch.Tensor]]):
             "ids": torch.tensor(index),
             "inputs": self.inputs[index].clone(),
             "labels": self.labels[index].clone(),
+        }
+
+
+class Texts(Dataset[dict[str, torch.Tensor]]):
+    """The same for language models: words of a small vocabulary, some of which do not count."""
+
+    def __init__(self, length: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.words = torch.randint(0, VOCABULARY, (length, 8), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        labels = self.words[index].clone()
+        labels[: index % 5] = -100
+        return {
+            "ids": torch.tensor(index),
+            "input_ids": self.words[index].clone(),
+            "labels": labels,
         }
 
 

@@ -7,9 +7,16 @@ import os
 from typing import Any
 
 import torch
-from marks import CLASSES, FEATURES, Numbered, die_at, tell
+from marks import CLASSES, FEATURES, VOCABULARY, Numbered, Texts, die_at, tell
 from torch import nn
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments, set_seed
+from transformers import (
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
 from deadpool_runtime.integrations.transformers import DeadpoolTrainer
 
@@ -29,6 +36,12 @@ class Net(nn.Module):
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         logits = self.last(self.drop(torch.relu(self.norm(self.first(inputs)))))
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def language_model() -> Any:
+    """One of the library's own, in which the loss is divided by the words of all ranks."""
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 8}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes))
 
 
 class Samples(TrainerCallback):
@@ -85,14 +98,16 @@ def main() -> None:
     parser.add_argument("output")
     parser.add_argument("--die", default="", metavar="RANK:PLACE:STEP")
     parser.add_argument("--iterable", action="store_true")
+    parser.add_argument("--language-model", action="store_true")
     args = parser.parse_args()
-    train: Any = Numbered(43, seed=1)
+    data = Texts if args.language_model else Numbered
+    train: Any = data(43, seed=1)
     if args.iterable:
         train = torch.utils.data.ChainDataset([])
     samples = Samples()
     set_seed(3)
     trainer = Trainer(
-        model=Net(),
+        model=language_model() if args.language_model else Net(),
         args=TrainingArguments(
             output_dir=args.output,
             use_cpu=True,
@@ -120,7 +135,7 @@ def main() -> None:
             dataloader_num_workers=0,
         ),
         train_dataset=train,
-        eval_dataset=Numbered(10, seed=2),
+        eval_dataset=data(10, seed=2),
         callbacks=[EarlyStoppingCallback(early_stopping_patience=50), samples],
     )
     trainer.samples, trainer.die = samples, args.die
