@@ -6,13 +6,13 @@ cd "$(dirname "$0")/.."
 base=$(cd "${VENV:-.venv}" && pwd)
 venv=.venv-frameworks
 if [ ! -e $venv/.ready ] || [ setup.cfg -nt $venv/.ready ] || [ constraints.txt -nt $venv/.ready ]; then
-    test -x $venv/bin/python || "$base/bin/python" -m venv $venv
+    test -x $venv/bin/python || "$base/bin/python" -m venv --without-pip $venv
     for packages in $venv/lib/python3*/site-packages; do
         "$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/base.pth"
     done
     # Where mpi4py looks for the library of the package mpich.
     ln -sf "$base"/lib/libmpi*.so* $venv/lib/
-    $venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+    "$base/bin/pip" --python $venv/bin/python install --quiet --disable-pip-version-check --constraint constraints.txt \
         --no-build-isolation --editable '.[transformers,lightning]'
     touch $venv/.ready
 fi
