@@ -44,7 +44,7 @@ STEP_S, EVERY, RANK = 0.5, 10, 1
 EARLIEST = 15
 #: Steps of the undisturbed run that losses are compared with.
 REFERENCE_STEPS = 120
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 
 CASES: tuple[tuple[System, str], ...] = (
     *((system, fault) for fault in ("power-off", "vanish") for system in (AT_START, ON_FAILURE)),
@@ -186,8 +186,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--case", default="", help="only cases whose name contains this")
+    parser.add_argument(
+        "--missed",
+        type=int,
+        default=systems.MISSED,
+        help="seconds of silence after which a node counts as lost; more on a busy machine",
+    )
     parser.add_argument("--out", type=Path, default=records.RESULTS / "recovery.json")
     options = parser.parse_args()
+    systems.MISSED = options.missed
     wrong = []
     with MiniCluster(nodes=WORLD + 1, requeue_wait_s=systems.REQUEUE_WAIT_S) as cluster:
         undisturbed = reference(cluster)
@@ -197,7 +204,7 @@ def main() -> None:
             if options.case not in name:
                 continue
             result = measure(cluster, system, fault, options.runs, undisturbed)
-            keep(options.out, {name: result}, options.runs)
+            keep(options.out, {name: result}, options)
             numbers = [result["summary"].get(key, {}).get("median") for key in COLUMNS]
             cells = ["-" if number is None else f"{number:.2f}" for number in numbers]
             print(f"{name:<40}" + "".join(f"{cell:>12}" for cell in cells), flush=True)
@@ -207,12 +214,12 @@ def main() -> None:
         raise SystemExit(f"losses are not those of the undisturbed run: {', '.join(wrong)}")
 
 
-def keep(path: Path, results: dict[str, Any], runs: int) -> None:
+def keep(path: Path, results: dict[str, Any], options: argparse.Namespace) -> None:
     """Write what was found, with how the systems are set up."""
     torchrun = shlex.join(systems.torchrun_command(["..."], host="HOST")[2:])
     records.keep(
         path,
-        f"python bench/recovery.py --runs {runs}",
+        f"python bench/recovery.py --runs {options.runs} --missed {options.missed}",
         results,
         step_s=STEP_S,
         checkpoint_every=EVERY,

@@ -24,6 +24,8 @@ SCRIPT = Path(__file__).parent / "scripts" / "train_struck.py"
 WORLD, SPARES = 3, 1
 #: Seconds that Slurm waits for a silent node, and that a requeued job waits (default: 300, 120).
 SLURMD_TIMEOUT_S, REQUEUE_WAIT_S = 5, 10
+#: Heartbeats, or keep-alives, of a second that may be missed.
+MISSED = 3
 #: Of a collective, for systems that have no other way to learn of a node that fell silent.
 COLLECTIVE_TIMEOUT_S = 30
 
@@ -59,7 +61,11 @@ def _deadpool(spare_start: str) -> Callable[[MiniCluster, Path, Sequence[str]], 
         job = submit(
             cluster,
             nodes=WORLD + SPARES,
-            launch=[f"--spares={SPARES}", f"--spare-start={spare_start}"],
+            launch=[
+                f"--spares={SPARES}",
+                f"--spare-start={spare_start}",
+                f"--heartbeat-timeout={MISSED}s",
+            ],
             script=SCRIPT,
             script_args=arguments,
         )
@@ -94,7 +100,7 @@ def torchrun_command(arguments: Sequence[str], *, host: str) -> list[str]:
         *(sys.executable, "-m", "torch.distributed.run"),
         *(f"--nnodes={WORLD}", "--nproc-per-node=1", "--max-restarts=100"),
         *("--rdzv-backend=c10d", f"--rdzv-endpoint={host}:29400", "--rdzv-id=struck"),
-        "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1",
+        f"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt={MISSED},last_call_timeout=1",
         *("--monitor-interval=0.1", str(SCRIPT), *arguments),
         f"--timeout={COLLECTIVE_TIMEOUT_S}",
     ]
