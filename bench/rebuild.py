@@ -93,7 +93,7 @@ def rank_body(
     """One rank: what making the groups took, and each rebuild's time by phase."""
     watch = Stopwatch()
     mechanism._CONNECTORS["gloo"] = watch.timed("connect", mechanism._CONNECTORS["gloo"])
-    mechanism._place = watch.timed("place", mechanism._place)  # type: ignore[assignment]
+    mechanism._place = watch.timed("place", mechanism._place)
     registry = GroupRegistry()
     registry.install(detached=False)
     meeting = crew.client()

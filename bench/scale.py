@@ -310,8 +310,8 @@ def main() -> None:
         records.keep(options.out, command, {f"{agents} agents": asdict(found)})
         worst = max(found.told_s.values())
         print(
-            f"{agents} agents: start {found.start_s:.1f} s, steady {found.steady_cpu:.3f} of a core,"
-            f" slowest order {worst:.3f} s to the last agent (goal {GOAL_S:g} s),"
+            f"{agents} agents: start {found.start_s:.1f} s, steady {found.steady_cpu:.3f} of a"
+            f" core, slowest order {worst:.3f} s to the last agent (goal {GOAL_S:g} s),"
             f" from the loss to the last that goes on {found.loss_to_resume_s:.2f} s",
             flush=True,
         )

@@ -37,6 +37,9 @@ class Outcome:
     lost_s: float
     #: What an undisturbed step takes.
     step_s: float
+    #: The last step that was completed before the fault, and how long before.
+    last_step: int
+    into_step_s: float
 
     @property
     def standstill_s(self) -> float:
@@ -89,6 +92,8 @@ def outcome(lines: Sequence[Line], struck_at: float, signs: Iterable[float], wor
         replayed_steps=sum(step <= last for step in after),
         lost_s=after[wanted] - before[last] - AHEAD * step_s,
         step_s=step_s,
+        last_step=last,
+        into_step_s=struck_at - before[last],
     )
 
 
