@@ -52,9 +52,11 @@ _THREATS = """\
   ends that job.
 - *Baselines were set up by people who know DEADPOOL better.* Their settings are below, and the
   scripts are in `bench/`.
-- *Not compared:* torchft and NVIDIA's resiliency extension. Both can be installed beside the
-  tested torch and be imported on a machine without a GPU, but neither was run under these faults
-  here; nothing is claimed against them.
+- *Peers.* NVIDIA's resiliency extension 0.4.1 can be installed beside the tested torch and takes
+  torchrun's place with `python bench/recovery.py --peers PYTHON`; its rows are there if that was
+  done. torchft 0.2.0 can be
+  installed and imported here too, but wants another training script and was not run under these
+  faults. Nothing is claimed against either where no row shows it.
 
 ## What the paper says, and what cannot be compared
 

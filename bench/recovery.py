@@ -43,13 +43,14 @@ STEP_S, EVERY, RANK = 0.5, 10, 1
 #: The fault comes after a step that is half an interval behind a checkpoint, and not earlier.
 EARLIEST = 15
 #: Steps of the undisturbed run that losses are compared with.
-REFERENCE_STEPS = 120
+REFERENCE_STEPS = 60
 PATIENCE_S = 900.0
 
+FAULTS = ("power-off", "vanish", "kill")
 CASES: tuple[tuple[System, str], ...] = (
     *((system, fault) for fault in ("power-off", "vanish") for system in (AT_START, ON_FAILURE)),
     *((AT_START, fault) for fault in ("kill", "cut", "kill-all")),
-    *((system, f) for system in (TORCHRUN, REQUEUE) for f in ("power-off", "vanish", "kill")),
+    *((system, fault) for system in (TORCHRUN, REQUEUE) for fault in FAULTS),
 )
 #: What each number is, in the order of the table.
 COLUMNS = {
@@ -192,19 +193,30 @@ def main() -> None:
         default=systems.MISSED,
         help="seconds of silence after which a node counts as lost; more on a busy machine",
     )
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        metavar="PYTHON",
+        help="also NVIDIA's launcher, of the environment that has this interpreter",
+    )
     parser.add_argument("--out", type=Path, default=records.RESULTS / "recovery.json")
     options = parser.parse_args()
     systems.MISSED = options.missed
     wrong = []
-    with MiniCluster(nodes=WORLD + 1, requeue_wait_s=systems.REQUEUE_WAIT_S) as cluster:
+    cases, visible = list(CASES), []
+    if options.peers:
+        visible = [options.peers.parents[1]]
+        cases += [(systems.resiliency(str(options.peers)), fault) for fault in FAULTS]
+    wait_s = systems.REQUEUE_WAIT_S
+    with MiniCluster(nodes=WORLD + 1, requeue_wait_s=wait_s, visible=visible) as cluster:
         undisturbed = reference(cluster)
         print(f"{'':<40}" + "".join(f"{title:>12}" for title in COLUMNS.values()))
-        for system, fault in CASES:
+        for system, fault in cases:
             name = f"{system.name}: {fault}"
             if options.case not in name:
                 continue
             result = measure(cluster, system, fault, options.runs, undisturbed)
-            keep(options.out, {name: result}, options)
+            keep(options.out, {name: result}, [each for each, _ in cases], options)
             numbers = [result["summary"].get(key, {}).get("median") for key in COLUMNS]
             cells = ["-" if number is None else f"{number:.2f}" for number in numbers]
             print(f"{name:<40}" + "".join(f"{cell:>12}" for cell in cells), flush=True)
@@ -214,18 +226,24 @@ def main() -> None:
         raise SystemExit(f"losses are not those of the undisturbed run: {', '.join(wrong)}")
 
 
-def keep(path: Path, results: dict[str, Any], options: argparse.Namespace) -> None:
+def keep(
+    path: Path,
+    results: dict[str, Any],
+    compared: Sequence[System],
+    options: argparse.Namespace,
+) -> None:
     """Write what was found, with how the systems are set up."""
-    torchrun = shlex.join(systems.torchrun_command(["..."], host="HOST")[2:])
+    torchrun = shlex.join(systems.elastic_command(["torchrun"], ["..."]))
     records.keep(
         path,
-        f"python bench/recovery.py --runs {options.runs} --missed {options.missed}",
+        f"python bench/recovery.py --runs {options.runs}",
         results,
         step_s=STEP_S,
         checkpoint_every=EVERY,
+        missed_s=options.missed,
         settings={
-            **{s.name: s.settings for s in (AT_START, ON_FAILURE, TORCHRUN, REQUEUE)},
-            "torchrun command": torchrun.replace(f"{ROOT}/", ""),
+            **{system.name: system.settings for system in compared},
+            "torchrun's command": f"`{torchrun.replace(f'{ROOT}/', '')}`",
         },
     )
 

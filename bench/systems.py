@@ -94,37 +94,47 @@ def _told(job: TrainingJob) -> dict[str, Any]:
     }
 
 
-def torchrun_command(arguments: Sequence[str], *, host: str) -> list[str]:
-    """torchrun on each node; the agent that finds all places taken waits for one."""
+def elastic_command(
+    program: Sequence[str], arguments: Sequence[str], more: Sequence[str] = ()
+) -> list[str]:
+    """torchrun, or what takes its options, on each node; an agent that finds all places taken waits
+    for one. HOST stands for the job's first node."""
     return [
-        *(sys.executable, "-m", "torch.distributed.run"),
+        *program,
         *(f"--nnodes={WORLD}", "--nproc-per-node=1", "--max-restarts=100"),
-        *("--rdzv-backend=c10d", f"--rdzv-endpoint={host}:29400", "--rdzv-id=struck"),
-        f"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt={MISSED},last_call_timeout=1",
-        *("--monitor-interval=0.1", str(SCRIPT), *arguments),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29400", "--rdzv-id=struck"),
+        f"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt={MISSED},last_call_timeout=1,"
+        "read_timeout=600",
+        *("--monitor-interval=0.1", *more, str(SCRIPT), *arguments),
         f"--timeout={COLLECTIVE_TIMEOUT_S}",
     ]
 
 
-def _torchrun(cluster: MiniCluster, folder: Path, arguments: Sequence[str]) -> Started:
-    command = shlex.join(torchrun_command(arguments, host="HOST")).replace("HOST", "$(hostname)")
-    text = (
-        f"#!/bin/bash\n#SBATCH --no-kill --output={folder}/batch.out\n"
-        "export LOGLEVEL=INFO\n"
-        f"srun --no-kill --kill-on-bad-exit=0 --ntasks-per-node=1 --output={folder}/agent-%N.log "
-        f"{command}\n"
-    )
-    cluster.submit(text, nodes=WORLD + SPARES, no_kill=False)
+def _elastic(
+    program: Sequence[str], more: Sequence[str] = ()
+) -> Callable[[MiniCluster, Path, Sequence[str]], Started]:
+    def start(cluster: MiniCluster, folder: Path, arguments: Sequence[str]) -> Started:
+        command = shlex.join(elastic_command(program, arguments, more))
+        text = (
+            f"#!/bin/bash\n#SBATCH --no-kill --output={folder}/batch.out\n"
+            "export LOGLEVEL=INFO\n"
+            "srun --no-kill --kill-on-bad-exit=0 --ntasks-per-node=1 "
+            f"--output={folder}/agent-%N.log {command.replace('HOST', '$(hostname)')}\n"
+        )
+        cluster.submit(text, nodes=WORLD + SPARES, no_kill=False)
 
-    def logs() -> str:
-        return "\n".join(path.read_text(errors="replace") for path in folder.glob("agent-*.log"))
+        def logs() -> str:
+            paths = sorted(folder.glob("agent-*.log"))
+            return "\n".join(path.read_text(errors="replace") for path in paths)
 
-    return Started(
-        lambda: True,
-        lambda: torchrun_signs(logs(), time.localtime().tm_year),
-        lambda: {},
-        logs,
-    )
+        return Started(
+            lambda: True,
+            lambda: torchrun_signs(logs(), time.localtime().tm_year),
+            lambda: {},
+            logs,
+        )
+
+    return start
 
 
 def requeue_script(arguments: Sequence[str], folder: Path) -> str:
@@ -167,7 +177,7 @@ TORCHRUN = System(
     "torchrun, standby agent",
     "c10d rendezvous; keep_alive_interval=1, keep_alive_max_attempt=3 (defaults 5 and 3), "
     "last_call_timeout=1 (30), monitor interval 0.1 s",
-    _torchrun,
+    _elastic([sys.executable, "-m", "torch.distributed.run"]),
 )
 REQUEUE = System(
     "sbatch --requeue",
@@ -176,3 +186,16 @@ REQUEUE = System(
     _requeue,
     slurm_decides=True,
 )
+
+
+def resiliency(python: str) -> System:
+    """NVIDIA's resiliency extension, its launcher in the place of torchrun, for the interpreter of
+    an environment that has it."""
+    return System(
+        "NVRx ft_launcher, standby agent",
+        "as torchrun; --ft-restart-policy=any-failed (default), no heartbeats from the script",
+        _elastic(
+            [python, "-m", "nvidia_resiliency_ext.fault_tolerance.launcher"],
+            ["--ignore-missing-fault-tol-cfg"],
+        ),
+    )
