@@ -64,7 +64,7 @@ The paper (arXiv 2607.01646) reports recovery below 40 s on up to 512 A100, and 
 a recovery time of 5.3 % of that of checkpoint-restart, 18.8 times less. Its seconds cannot be
 compared with those above: other hardware, other communication library, other state. Its ratio
 depends on the time of a step and on how far back the checkpoint is, neither of which is
-published; the simulation below solves for the one that is missing and shows how the ratio
+published; the simulation above solves for the one that is missing and shows how the ratio
 changes.
 """
 

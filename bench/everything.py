@@ -61,7 +61,7 @@ PARTS = (
     ),
     Part(
         "sizes",
-        ("overhead.py", "--set", "sizes", "--block", "4", "--rounds", "3"),
+        ("overhead.py", "--set", "sizes", "--block", "5", "--rounds", "2"),
         9,
         ("--block", "1", "--rounds", "1", "--case", "64 tokens"),
     ),

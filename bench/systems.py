@@ -118,6 +118,9 @@ def _elastic(
         text = (
             f"#!/bin/bash\n#SBATCH --no-kill --output={folder}/batch.out\n"
             "export LOGLEVEL=INFO\n"
+            # Otherwise a new agent waits for ever in a later round: it looks there for an address
+            # that rank 0 only publishes in its own first round (torch 2.13).
+            "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n"
             "srun --no-kill --kill-on-bad-exit=0 --ntasks-per-node=1 "
             f"--output={folder}/agent-%N.log {command.replace('HOST', '$(hostname)')}\n"
         )
@@ -176,7 +179,8 @@ ON_FAILURE = System(
 TORCHRUN = System(
     "torchrun, standby agent",
     "c10d rendezvous; keep_alive_interval=1, keep_alive_max_attempt=3 (defaults 5 and 3), "
-    "last_call_timeout=1 (30), monitor interval 0.1 s",
+    "last_call_timeout=1 (30), monitor interval 0.1 s; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, "
+    "without which a standby agent of torch 2.13 never gets in",
     _elastic([sys.executable, "-m", "torch.distributed.run"]),
 )
 REQUEUE = System(
