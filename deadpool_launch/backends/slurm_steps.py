@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deadpool_launch import preflight
 from deadpool_launch.backends import adopted
+from deadpool_launch.preflight.node_rules import read_probe
 from deadpool_launch.sites.model import SiteConfig
 from deadpool_slurm import environ, parse, srun
 from deadpool_slurm.client import SlurmClient, SlurmError
@@ -201,7 +201,7 @@ class NodeProbe:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 while line := (await process.stdout.readline()).decode(errors="replace"):
-                    facts = preflight.read_probe(line, time.time())
+                    facts = read_probe(line, time.time())
                     if facts is not None:
                         self.answers[str(facts["node"])] = facts
                     elif line.strip():

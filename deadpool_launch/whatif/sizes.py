@@ -116,7 +116,22 @@ class Sizes:
 
 def sizes(model: Model, layout: Layout) -> Sizes:
     """What the node that has most to keep and to send keeps and sends."""
-    segments = _segments(model, layout)
+    parts = layout.tensor * layout.pipeline
+    count = math.ceil(model.parameters / parts)
+    return _sizes(layout, count * model.weight_nbytes, count * model.optimizer_nbytes)
+
+
+def sizes_of_rank(nbytes: int, layout: Layout) -> Sizes:
+    """The same where a rank has so many bytes of state, shared as ``layout.sharding`` says; with
+    ``zero1`` that does not say which are shared, so it is not for this.
+    """
+    times = {"fsdp": layout.data, "hsdp": layout.shard}.get(layout.sharding, 1)
+    return _sizes(layout, nbytes * times, 0)
+
+
+def _sizes(layout: Layout, weights: int, kept: int) -> Sizes:
+    """``weights`` and ``kept`` are the bytes of each tensor- and pipeline-parallel part."""
+    segments = _segments(layout, weights, kept)
     names = [f"n{index}" for index in range(layout.nodes + layout.spares)]
     active, spares = tuple(names[: layout.nodes]), tuple(names[layout.nodes :])
     node_of = {rank: active[rank // layout.nproc_per_node] for rank in range(layout.world)}
@@ -146,10 +161,7 @@ def sizes(model: Model, layout: Layout) -> Sizes:
     )
 
 
-def _segments(model: Model, layout: Layout) -> dict[int, dict[Ranks, int]]:
-    parts = layout.tensor * layout.pipeline
-    weights = math.ceil(model.parameters / parts) * model.weight_nbytes
-    kept = math.ceil(model.parameters / parts) * model.optimizer_nbytes
+def _segments(layout: Layout, weights: int, kept: int) -> dict[int, dict[Ranks, int]]:
     segments: dict[int, dict[Ranks, int]] = {}
     for stage in range(layout.pipeline):
         for slot in range(layout.tensor):
