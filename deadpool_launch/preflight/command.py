@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -46,6 +46,7 @@ _KEYS = {
     "mpi": "replication.mpi",
     "agent_start_timeout": "agent_start_timeout",
 }
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +108,7 @@ def preflight(as_json: bool, tests: bool, **given: Any) -> int:
     try:
         with Interrupts() as interrupts, _folder(given["run_dir"]) as base:
             options = msgspec.structs.replace(options, run_dir=str(base))
-            found = asyncio.run(_look(options, given, state))
-            if interrupts.arrived:
-                raise Interrupted(interrupts.arrived[0])
+            found = asyncio.run(_interruptible(_look(options, given, state), interrupts))
             if tests:
                 found = _test(found, base, interrupts, quiet=as_json)
     except Interrupted as error:
@@ -181,6 +180,17 @@ def _look_from_outside(
     return Found(tuple(rules.table(options, facts, layout, state)), options, None)
 
 
+async def _interruptible(looking: Coroutine[Any, Any, Found], interrupts: Interrupts) -> Found:
+    task = asyncio.create_task(looking)
+    while not task.done():
+        await asyncio.wait({task}, timeout=_POLL_S)
+        if interrupts.arrived:
+            task.cancel()
+            await asyncio.wait({task})
+            raise Interrupted(interrupts.arrived[0])
+    return task.result()
+
+
 async def _look(options: LaunchOptions, given: Mapping[str, Any], state: room.State) -> Found:
     backend = make_backend(options)
     options = settle_spares(backend, options)
@@ -213,9 +223,8 @@ async def _with_world(
     answers, site = facts.answers, options.site_config
     if answers is None or len(answers.said) < 2 or answers.own.get("mpi4py") is None:
         return facts
-    if isinstance(backend, LocalBackend):
-        kind = options.mpi if options.mpi != "none" else None
-    else:
+    kind: str | None = options.mpi if options.mpi != "none" else None
+    if isinstance(backend, SlurmBackend):
         listed = facts.slurm.mpi_kinds if facts.slurm is not None else None
         kind = slurm_rules.mpi_kind(options.mpi, site.mpi_kinds, listed)
     if kind is None:

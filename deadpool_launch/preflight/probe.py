@@ -44,7 +44,7 @@ def probe(task: ProbeTask) -> dict[str, Any]:
     run_dir = Path(task.run_dir)
     checkpoint_dir = Path(task.checkpoint_dir) if task.checkpoint_dir else None
     memory_nbytes, memory_limit = _memory()
-    facts = {
+    facts: dict[str, Any] = {
         "node": node,
         "hostname": socket.gethostname(),
         "python": platform.python_version(),
