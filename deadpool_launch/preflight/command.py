@@ -25,7 +25,7 @@ from deadpool_launch.errors import DeadpoolError, UnsuitableError, UsageError
 from deadpool_launch.exits import ExitCode, PreflightCode
 from deadpool_launch.operators import RUNS
 from deadpool_launch.options import LaunchOptions, Mpi, check_mpi, choose_nproc
-from deadpool_launch.plan import LaunchPlan, make_plan
+from deadpool_launch.plan import make_plan
 from deadpool_launch.policy.effective import effective
 from deadpool_launch.preflight import room, rules, self_test, slurm_rules, table
 from deadpool_launch.preflight.facts import Facts
@@ -158,8 +158,8 @@ def _options(given: Mapping[str, Any]) -> LaunchOptions:
     )
 
 
-def _layout(given: Mapping[str, Any], options: LaunchOptions, plan: LaunchPlan) -> Layout:
-    layout = layout_of(given, len(plan.active), len(plan.spares), options.nproc_per_node)
+def _layout(given: Mapping[str, Any], options: LaunchOptions, active: int, spares: int) -> Layout:
+    layout = layout_of(given, active, spares, options.nproc_per_node, options.replication_factor)
     layout.check(None)
     return layout
 
@@ -175,8 +175,7 @@ def _look_from_outside(
     facts = backend.cluster()
     layout = None
     if options.nodes is not None:
-        layout = layout_of(given, options.nodes, options.spares, options.nproc_per_node)
-        layout.check(None)
+        layout = _layout(given, options, options.nodes, options.spares)
     return Found(tuple(rules.table(options, facts, layout, state)), options, None)
 
 
@@ -197,7 +196,7 @@ async def _look(options: LaunchOptions, given: Mapping[str, Any], state: room.St
     allocation = backend.discover(options)
     # What is wrong with the numbers of nodes shows before any of them is asked.
     whole = make_plan(allocation.nodes, allocation.batch_host, options)
-    layout = _layout(given, options, whole)
+    layout = _layout(given, options, len(whole.active), len(whole.spares))
     facts = await backend.examine(options, thorough=True)
     facts = await _with_world(backend, allocation, options, facts)
     checks = rules.table(options, facts, layout, state)

@@ -63,7 +63,9 @@ def model_of(given: Mapping[str, Any]) -> Model:
     return Model(given["params"], given["dtype"], given["optimizer"], given["optimizer_dtype"])
 
 
-def layout_of(given: Mapping[str, Any], nodes: int, spares: int, nproc_per_node: int) -> Layout:
+def layout_of(
+    given: Mapping[str, Any], nodes: int, spares: int, nproc_per_node: int, factor: int = 1
+) -> Layout:
     """The layout that they describe. Raises ``UsageError`` for ``--shard`` out of place."""
     if given["shard"] is not None and given["sharding"] != "hsdp":
         raise UsageError("--shard: is for --sharding hsdp only")
@@ -75,4 +77,5 @@ def layout_of(given: Mapping[str, Any], nodes: int, spares: int, nproc_per_node:
         tensor=given["tp"] or 1,
         pipeline=given["pp"] or 1,
         shard=given["shard"] or 1,
+        factor=factor,
     )

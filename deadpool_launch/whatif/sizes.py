@@ -61,6 +61,8 @@ class Layout:
     pipeline: int = 1
     #: With ``hsdp``: over so many ranks a replica is sharded.
     shard: int = 1
+    #: So many other nodes keep what one node alone has.
+    factor: int = 1
 
     @property
     def world(self) -> int:
@@ -136,7 +138,7 @@ def _sizes(layout: Layout, weights: int, kept: int) -> Sizes:
     active, spares = tuple(names[: layout.nodes]), tuple(names[layout.nodes :])
     node_of = {rank: active[rank // layout.nproc_per_node] for rank in range(layout.world)}
     own = dict.fromkeys(segments, OWN_NBYTES)
-    holders = choose_holders(segments, node_of, Nodes(active, spares))
+    holders = choose_holders(segments, node_of, Nodes(active, spares), layout.factor)
     need = needs(segments, own, node_of, holders)
     saves = _saves(segments)
     by_node: dict[str, list[int]] = {}
@@ -198,8 +200,9 @@ def _group(
 def _sent(segments: Mapping[Ranks, int], holding: Holding | None) -> int:
     if holding is None:
         return 0
-    copies = 1 if holding.deputy is None else 2
-    return sum(segments[name] for name in holding.segments) + copies * OWN_NBYTES
+    shares = holding.shares
+    copies = len(shares) + (holding.deputy is not None)
+    return sum(segments[name] for each in shares for name in each.segments) + copies * OWN_NBYTES
 
 
 def _saves(segments: Mapping[int, Mapping[Ranks, int]]) -> dict[int, int]:

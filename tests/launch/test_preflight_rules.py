@@ -300,6 +300,16 @@ def test_bytes_of_a_rank_are_counted_like_the_model_that_has_them(sharding: str)
     assert sizes_of_rank(12 * (8 << 20) // parts, layout) == sizes(model, layout)
 
 
+def test_every_holder_takes_memory() -> None:
+    one, two = (
+        Layout(nodes=4, spares=1, nproc_per_node=1, sharding="fsdp", factor=factor)
+        for factor in (1, 2)
+    )
+    found = [sizes_of_rank(1 << 30, layout) for layout in (one, two)]
+    assert found[1].need.held_nbytes == pytest.approx(2 * found[0].need.held_nbytes, rel=0.01)
+    assert found[1].sent_nbytes == pytest.approx(2 * found[0].sent_nbytes, rel=0.01)
+
+
 def test_memory_is_compared_with_the_state() -> None:
     small, large = room.State(rank_nbytes=64 << 20), room.State(rank_nbytes=8 << 30)
     assert told(facts(), small)["memory"][0] == "ok"
