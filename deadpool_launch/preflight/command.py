@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import click
 import msgspec
+from rich.text import Text
 
 from deadpool_launch import terminal
 from deadpool_launch.backends.base import Allocation, Check
@@ -315,7 +316,7 @@ def _tell(found: Found, as_json: bool) -> int:
     console = terminal.console()
     console.print(f"{_where(found)}\n", markup=False, soft_wrap=True)
     print_table(table.draw(checks, console.width), console)
-    console.print(f"\n{text}", markup=False)
+    print_table(Text(f"\n{text}"), console)
     return code
 
 

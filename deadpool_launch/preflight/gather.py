@@ -11,7 +11,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -62,36 +62,30 @@ def job_facts(
         nodes = client.nodes(found.nodes)
     except SlurmError as error:
         problem = str(error)
-    return SlurmFacts(
-        config=facts.config,
-        config_problem=facts.config_problem,
+    return replace(
+        facts,
         no_kill=evidence,
         submission_problem=submission.problem,
         job=found,
         nodes=nodes,
         job_problem=problem,
-        network=network,
-        mpi_kinds=facts.mpi_kinds,
     )
 
 
 def mpi_kinds(variables: Mapping[str, str]) -> tuple[str, ...] | None:
     """What ``srun --mpi=list`` names; None if it does not answer. Blocks."""
     try:
-        done = subprocess.run(
+        said = subprocess.check_output(
             mpi.LIST_ARGV,
-            env=environ.for_srun(variables),
+            # Older versions have it among their errors.
+            stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
+            env=environ.for_srun(variables),
             timeout=COMMAND_TIMEOUT_S,
-            check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None
-    # Older versions have it among their errors.
-    return mpi.parse_kinds(done.stdout) or mpi.parse_kinds(done.stderr)
+    return mpi.parse_kinds(said.decode(errors="replace"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import deadpool_runtime
 from deadpool_launch.backends.base import Check
 from deadpool_launch.controller.wording import plural
+from deadpool_launch.display import SilentDisplay
 from deadpool_launch.errors import UnsuitableError, UsageError
 from deadpool_launch.options import LaunchOptions
 from deadpool_launch.rehearsal_run import Interrupts, Outcome, run_once
@@ -29,7 +28,8 @@ MOST_ACTIVE = 2
 STRUCK_STEP = 5
 #: All of it takes seconds; a job that takes so many times as long as an agent may does not go on.
 _TIMES_AGENT_START = 10
-_STEP_NAME = "deadpool-"
+#: Steps of a launcher, not those that look at the nodes.
+_STEP = re.compile(r"deadpool-(?!preflight).+-\d+")
 
 
 class TookTooLong(Exception):
@@ -45,11 +45,11 @@ class Slurm:
 
     def steps(self) -> list[str]:
         """The job's steps that a launcher has started."""
-        return [name for name in self.client.steps(self.job_id) if name.startswith(_STEP_NAME)]
+        return [name for name in self.client.steps(self.job_id) if _STEP.fullmatch(name)]
 
     def kill_agent(self, node: str) -> None:
         """End the step that carries the node's agent, and all that it has started there."""
-        own = re.compile(rf"{_STEP_NAME}{re.escape(node)}-\d+")
+        own = re.compile(rf"deadpool-{re.escape(node)}-\d+")
         for name in self.steps():
             if own.fullmatch(name):
                 self.client.end_step(self.job_id, name, "KILL")
@@ -87,8 +87,8 @@ def launch_argv(options: LaunchOptions, active: int, run_dir: Path) -> list[str]
     return [*argv, str(script), "--", "--hold", f"{victim}:{STRUCK_STEP}"]
 
 
-class Strike:
-    """A ``Display`` that shows nothing: it strikes once the rank that is to be lost stands still.
+class Strike(SilentDisplay):
+    """Strikes once the rank that is to be lost stands still.
 
     ``kill``: ends all of a node's processes; None where the launcher itself does that.
     """
@@ -108,17 +108,6 @@ class Strike:
         self.struck_at: float | None = None
         self.node = ""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        pass
-
     def show(self, view: RunView) -> None:
         """Look whether it is time."""
         if time.monotonic() > self._until:
@@ -128,8 +117,11 @@ class Strike:
         if self._kill is None or self.struck_at is not None or not self._held.exists():
             return
         self.node = view.ranks[self._victim].node
-        self.struck_at = time.time()
-        self._kill(self.node)
+        at = time.time()
+        # Where Slurm does not answer it is tried again, as the rank stands still until then.
+        with contextlib.suppress(SlurmError):
+            self._kill(self.node)
+            self.struck_at = at
 
 
 def run(
@@ -139,7 +131,11 @@ def run(
 
     Raises ``UnsuitableError`` where there are agents of another job, and ``Interrupted``.
     """
-    if slurm is not None and (others := slurm.steps()):
+    try:
+        others = [] if slurm is None else slurm.steps()
+    except SlurmError as error:
+        return _failed(f"the job's steps cannot be listed: {error}", run_dir)
+    if others:
         raise UnsuitableError(
             f"--self-test: a job of deadpool-launch runs in this allocation ({others[0]}); wait "
             "for its end, or test in another allocation"
@@ -176,13 +172,11 @@ def judge(
     if heir == node:
         return _failed(f"no spare took the ranks of {node}: they run there again", run_dir)
     again = plural(incident.replayed_steps or 0, "completed step")
-    return Check(
-        "self-test",
-        True,
-        f"{node} was lost to a small job; {heir} took its rank, and training went on "
-        f"{incident.closed_at - struck_at:.1f} s later with {again} run again",
-    )
+    took = f"{incident.closed_at - struck_at:.1f} s later with {again} run again"
+    text = f"{node} was lost to a small job; {heir} took its rank, and training went on {took}"
+    return Check("self-test", True, text)
 
 
 def _failed(why: str, run_dir: Path) -> Check:
-    return Check("self-test", False, why, f"its logs are in {run_dir}: deadpool events {run_dir}")
+    remedy = f"its logs are in {run_dir}"
+    return Check("self-test", False, why, remedy)

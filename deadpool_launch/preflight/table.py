@@ -17,12 +17,7 @@ from deadpool_launch.preflight.rules import Result, result_of
 _WIDE = 100
 #: Rows of one check with one result; a large job may have the same on every node.
 _MOST_ALIKE = 3
-_STYLES: dict[Result, str] = {
-    "ok": "green",
-    "warn": "yellow",
-    "fail": "bold red",
-    "unknown": "cyan",
-}
+_STYLES: dict[Result, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def draw(checks: Sequence[Check], width: int) -> Table:
@@ -47,7 +42,7 @@ def draw(checks: Sequence[Check], width: int) -> Table:
             cells.append(Text(check.remedy))
         elif check.remedy:
             cells[0].append(f"\n→ {check.remedy}", style="italic")
-        table.add_row(check.name, Text(key[1], style=_STYLES[key[1]]), *cells)
+        table.add_row(check.name, Text(key[1], style=_STYLES.get(key[1], "cyan")), *cells)
     return table
 
 

@@ -6,21 +6,26 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from deadpool_launch.backends.base import Check
+from deadpool_launch.errors import UnsuitableError, UsageError
 from deadpool_launch.exits import ExitCode, PreflightCode
 from deadpool_launch.main_cli import run
+from deadpool_launch.options import LaunchOptions
 from deadpool_launch.preflight import calls, self_test
-from deadpool_launch.preflight.command import preflight
-from deadpool_launch.rehearsal_run import Outcome
+from deadpool_launch.preflight.command import Found, _interruptible, preflight
+from deadpool_launch.rehearsal_run import Interrupted, Interrupts, Outcome
 from deadpool_launch.view import RunView
 from deadpool_runtime.protocol import Address
+from deadpool_slurm.client import SlurmClient, SlurmError
 
 SECRET = b"s" * 32
 LOCAL = "preflight --site local"
@@ -165,6 +170,23 @@ def test_self_test_needs_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--self-test: there are no nodes to test; run it inside" in capsys.readouterr().err
 
 
+def test_looking_ends_with_a_signal() -> None:
+    ended = []
+
+    async def look() -> Found:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+        raise AssertionError("nothing is found")
+
+    with Interrupts() as interrupts:
+        interrupts.arrived.append(signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            asyncio.run(_interruptible(look(), interrupts))
+    assert ended == [True]
+
+
 def test_help_fits_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["preflight", "--help"]) == ExitCode.OK
     text = capsys.readouterr().out
@@ -265,6 +287,70 @@ def test_small_job_is_judged_by_its_journal(
     check = self_test.judge(outcome, "n2", struck_at, 1, tmp_path)
     assert check.ok is ok
     assert text in check.text
+
+
+class Steps:
+    """Slurm's side of the job, with these steps; ``deaf``: it does not answer."""
+
+    def __init__(self, *names: str, deaf: bool = False) -> None:
+        self.names, self.deaf = names, deaf
+        self.killed: list[str] = []
+
+    def steps(self, job_id: str) -> list[str]:
+        if self.deaf:
+            raise SlurmError("squeue did not answer within 10 s")
+        return list(self.names)
+
+    def end_step(self, job_id: str, name: str, signal: str | None = None) -> bool:
+        self.killed.append(f"{name} {signal}")
+        return True
+
+
+def on(steps: Steps) -> self_test.Slurm:
+    return self_test.Slurm(cast(SlurmClient, steps), "7")
+
+
+def small_job(steps: Steps, tmp_path: Path) -> Check:
+    options = LaunchOptions(script="", site="slurm")
+    with Interrupts() as interrupts:
+        return self_test.run(options, 2, tmp_path / "run", on(steps), interrupts)
+
+
+def test_agents_of_another_job_are_left_alone(tmp_path: Path) -> None:
+    steps = Steps("batch", "deadpool-n2-1")
+    with pytest.raises(UnsuitableError, match=r"runs in this allocation \(deadpool-n2-1\)"):
+        small_job(steps, tmp_path)
+    deaf = small_job(Steps(deaf=True), tmp_path)
+    assert (deaf.ok, "squeue did not answer" in deaf.text) == (False, True)
+    assert steps.killed == []
+
+
+def test_node_is_struck_once_when_its_rank_stands_still(tmp_path: Path) -> None:
+    steps = Steps("deadpool-preflight", "deadpool-n2-1", "deadpool-n22-1", "mine", deaf=True)
+    strike = self_test.Strike(1, tmp_path, on(steps).kill_agent, 60.0)
+    view = journal(RECOVERED[0])
+    strike.show(view)
+    (tmp_path / "held").touch()
+    strike.show(view)
+    assert strike.struck_at is None
+    steps.deaf = False
+    for _ in range(2):
+        strike.show(view)
+    assert strike.struck_at is not None
+    assert (strike.node, steps.killed) == ("n2", ["deadpool-n2-1 KILL"])
+    with pytest.raises(self_test.TookTooLong):
+        self_test.Strike(1, tmp_path, None, -1.0).show(view)
+
+
+@pytest.mark.parametrize(("usable", "active"), [(2, 1), (3, 2), (100, 2)])
+def test_small_job_leaves_a_node_to_spare(usable: int, active: int) -> None:
+    assert self_test.active_nodes(usable, site="slurm") == active
+
+
+def test_one_node_is_too_few() -> None:
+    with pytest.raises(UsageError, match="--self-test: takes two nodes or more"):
+        self_test.active_nodes(1, site="slurm")
+    assert self_test.active_nodes(1, site="local") == 2
 
 
 @pytest.mark.matrix
