@@ -145,7 +145,7 @@ def test_no_kill_in_the_batch_script_is_found(slurm: MiniCluster) -> None:
     assert told["active"] == ["n2", "n3", "n4"]
     assert told["spares"] == ["n1"]
     assert told["launcher_host"] == "198.18.0.11"
-    assert ["no-kill", True] in [check[:2] for check in told["checks"]]
+    assert ["--no-kill", True] in [check[:2] for check in told["checks"]]
     (answers,) = [text for name, _, text in told["checks"] if name == "nodes answer"]
     assert answers.startswith("n[1-4]: python ")
 
@@ -153,7 +153,9 @@ def test_no_kill_in_the_batch_script_is_found(slurm: MiniCluster) -> None:
 @pytest.mark.matrix
 def test_no_kill_variable_at_submission_is_found(slurm: MiniCluster) -> None:
     told = prepare(slurm, header="", no_kill=False, env={"SBATCH_NO_KILL": "set"})
-    assert ["no-kill", True, "the job outlives its nodes (SBATCH_NO_KILL is set)"] in told["checks"]
+    assert ["--no-kill", True, "the job outlives its nodes (SBATCH_NO_KILL is set)"] in told[
+        "checks"
+    ]
 
 
 def test_no_kill_on_the_command_line_is_taken_on_trust(slurm: MiniCluster) -> None:

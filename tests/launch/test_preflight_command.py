@@ -332,11 +332,11 @@ def test_node_is_struck_once_when_its_rank_stands_still(tmp_path: Path) -> None:
     strike.show(view)
     (tmp_path / "held").touch()
     strike.show(view)
-    assert strike.struck_at is None
+    assert (strike.struck_at, steps.killed) == (None, [])
     steps.deaf = False
     for _ in range(2):
         strike.show(view)
-    assert strike.struck_at is not None
+    assert isinstance(strike.struck_at, float)
     assert (strike.node, steps.killed) == ("n2", ["deadpool-n2-1 KILL"])
     with pytest.raises(self_test.TookTooLong):
         self_test.Strike(1, tmp_path, None, -1.0).show(view)
