@@ -29,7 +29,13 @@ from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import nodes_text, plural, ranks_text, steps_text
 from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
-from deadpool_runtime.replication.placement import Adoption, Agreement, Fetch, agree
+from deadpool_runtime.replication.placement import (
+    Adoption,
+    Agreement,
+    Fetch,
+    agree,
+    replicated_before,
+)
 
 #: How many of the steps that cannot be made whole are named.
 _NAMED_STEPS = 3
@@ -84,6 +90,8 @@ def when_inventory_complete(turn: Turn) -> None:
     holders = choose(turn)
     store = turn.address(store_rank(turn))
     aside = list(state.aside())
+    every_step = state.config.replication_interval == 1
+    keep = () if every_step else replicated_before(agreement.step, copies, state.history)
     plans = {
         rank: protocol.Plan(
             epoch=state.epoch,
@@ -92,6 +100,7 @@ def when_inventory_complete(turn: Turn) -> None:
             pieces=[_piece(turn, rank, fetch) for fetch in fetches],
             holder=holders.get(rank),
             aside=aside,
+            keep=list(keep),
         )
         for rank, fetches in agreement.fetches.items()
     }

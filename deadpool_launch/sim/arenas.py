@@ -9,9 +9,10 @@ from deadpool_launch.sim.promises import PromiseBroken
 from deadpool_launch.sim.values import Layout, State, mix
 from deadpool_runtime import protocol
 from deadpool_runtime.replication.naming import Ranks
-from deadpool_runtime.replication.placement import SLOTS, counts
+from deadpool_runtime.replication.placement import counts
+from deadpool_runtime.replication.slotting import SLOTS, newest_below, slot_for
 
-#: A slot of an arena: rank, whether it is a replica, step modulo ``SLOTS``.
+#: A slot of an arena: rank, whether it is a replica, which of those.
 Slot = tuple[int, bool, int]
 
 
@@ -52,15 +53,29 @@ class Arenas:
             for ranks, value in zip(self.layout.segments[rank], state.values, strict=True)
         ]
 
-    def wipe(self, node: str, rank: int, replica: bool, step: int) -> None:
-        """Something is being written to the slot of this step."""
-        if (arena := self.kept.get(node)) is not None:
-            arena.pop((rank, replica, step % SLOTS), None)
+    def there(self, node: str, rank: int, replica: bool) -> dict[int, int]:
+        """The step in each slot of the rank, or of its replica."""
+        arena = self.kept.get(node, {})
+        return {
+            slot: kept.copy.step
+            for (of, held, slot), kept in arena.items()
+            if (of, held) == (rank, replica)
+        }
 
-    def seal(self, node: str, copy: protocol.Copy, state: State) -> Kept:
+    def slot_for_replica(self, node: str, rank: int, step: int) -> Slot:
+        """Where the replica of a step goes."""
+        there = self.there(node, rank, True)
+        keep = set(newest_below(step, there.values()))
+        return rank, True, slot_for(step, there, keep, SLOTS)
+
+    def wipe(self, node: str, slot: Slot) -> None:
+        """Something is being written there."""
+        if (arena := self.kept.get(node)) is not None:
+            arena.pop(slot, None)
+
+    def seal(self, node: str, slot: Slot, copy: protocol.Copy, state: State) -> Kept:
         """The copy is whole."""
-        kept = Kept(copy, state)
-        self.kept.setdefault(node, {})[copy.rank, copy.replica, copy.step % SLOTS] = kept
+        kept = self.kept.setdefault(node, {})[slot] = Kept(copy, state)
         return kept
 
     def copies(self, node: str) -> tuple[protocol.Copy, ...]:
@@ -107,14 +122,16 @@ class Arenas:
     def _alike(self, rank: int, peer: int) -> bool:
         return peer != rank and self.layout.segments[rank] == self.layout.segments[peer]
 
-    def fetched(self, rank: int, where: str, plan: protocol.Plan, cut: Set[str]) -> Kept | str:
-        """The rank's copy on its node, made whole from the pieces; or why that cannot be done.
+    def fetched(
+        self, rank: int, where: str, plan: protocol.Plan, own_slot: Slot, cut: Set[str]
+    ) -> Kept | str:
+        """The rank's copy on its node, made whole from the pieces in this slot; or why that cannot
+        be done.
 
         ``cut``: nodes that do not reach each other.
         """
-        own_slot = (rank, False, plan.step % SLOTS)
         if not plan.pieces:
-            kept = self._read(where, own_slot, plan.step)
+            kept = self._read(where, rank, False, plan.step)
             if isinstance(kept, Kept) and kept.copy.missing:
                 raise PromiseBroken(f"rank {rank} is to take a copy that is not whole")
             return kept
@@ -130,7 +147,7 @@ class Arenas:
                 return f"{node} does not answer"
             if node != where and (node in cut or where in cut):
                 return f"{node} cannot be reached"
-            kept = self._read(node, (piece.rank, piece.replica, plan.step % SLOTS), plan.step)
+            kept = self._read(node, piece.rank, piece.replica, plan.step)
             if isinstance(kept, str):
                 return kept
             parts.append(kept)
@@ -157,15 +174,15 @@ class Arenas:
             mix(base.state.own, rank) if adopted else base.state.own,
         )
         copy = protocol.Copy(rank, plan.step, base.copy.epoch, False, list(segments), [])
-        return self.seal(where, copy, state)
+        return self.seal(where, own_slot, copy, state)
 
-    def _read(self, node: str, slot: Slot, step: int) -> Kept | str:
+    def _read(self, node: str, rank: int, replica: bool, step: int) -> Kept | str:
         """Check a copy as its reader does; a damaged one loses its seal."""
-        arena = self.kept.get(node, {})
-        kept = arena.get(slot)
-        if kept is None or kept.copy.step != step:
-            return f"there is no copy of step {step} of rank {slot[0]} on {node}"
+        found = [slot for slot, its in self.there(node, rank, replica).items() if its == step]
+        if not found:
+            return f"there is no copy of step {step} of rank {rank} on {node}"
+        kept = self.kept[node][rank, replica, found[0]]
         if not kept.damaged:
             return kept
-        del arena[slot]
-        return f"a hash of the copy of rank {slot[0]} on {node} differs"
+        self.wipe(node, (rank, replica, found[0]))
+        return f"a hash of the copy of rank {rank} on {node} differs"

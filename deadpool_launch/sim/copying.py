@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from deadpool_launch.sim.arenas import Kept
+from deadpool_launch.sim.arenas import Kept, Slot
 from deadpool_launch.sim.values import State
 from deadpool_runtime import protocol
 
@@ -34,9 +34,23 @@ class Copying:
     def begin(self, process: Process) -> None:
         """Begin to copy the present state of the process."""
         state = process.state
-        self._arenas.wipe(process.node, process.rank, False, state.step)
+        self._arenas.wipe(process.node, self._take(process, state.step))
         process.unsealed = state
         process.when(0.1, self._seal, process, state, process.epoch)
+
+    def _take(self, process: Process, step: int) -> Slot:
+        """The slot for a new copy of the step."""
+        return process.rank, False, process.slots.take(step)[0]
+
+    def _own_slot(self, process: Process, step: int) -> Slot:
+        slot = process.slots.find(step)
+        assert slot is not None, "the copy was begun"
+        return process.rank, False, slot
+
+    def go_back(self, process: Process, plan: protocol.Plan) -> None:
+        """All ranks go on from the plan's step."""
+        there = self._arenas.there(process.node, process.rank, False)
+        process.slots.go_back(plan.step, plan.keep, there)
 
     def settle(self, process: Process) -> None:
         """No copy is under way any more: the one that is becomes whole at once, or never."""
@@ -51,13 +65,15 @@ class Copying:
         process.unsealed = None
         segments = list(self._cluster.layout.segments[process.rank])
         copy = protocol.Copy(process.rank, state.step, epoch, False, segments, [])
-        self._arenas.seal(process.node, copy, state)
+        self._arenas.seal(process.node, self._own_slot(process, state.step), copy, state)
         process.sealed, process.sealed_state = copy, state
         if state.step <= _COMPARED_STEP:
             digests = self._arenas.digests(process.rank, state)
             process.say(protocol.Snapshotted(epoch, state.step, digests))
-        if process.chosen:
-            self._replicate(process)
+        if process.slots.replicates(state.step):
+            process.offered = copy, state
+            if process.chosen:
+                self._replicate(process)
         if self._cluster.disk.wants(state.step) and not process.aside:
             process.when(0.5, self._save, process, copy, state)
 
@@ -88,10 +104,10 @@ class Copying:
             self._replicate(process)
 
     def _replicate(self, process: Process) -> None:
-        copy, holder = process.sealed, process.holder
-        if copy is None:
+        holder, epoch = process.holder, process.chosen
+        if process.offered is None:
             return
-        epoch = process.chosen
+        copy, state = process.offered
         if holder is None:
             process.confirm(epoch, copy.step)
             return
@@ -103,23 +119,24 @@ class Copying:
                 if not lacking:
                     process.confirm(epoch, copy.step)
 
-            self._send(process, copy, epoch, each.address, each.segments, confirm)
+            self._send(process, (copy, state), epoch, each.address, each.segments, confirm)
         if holder.deputy is not None:
-            self._send(process, copy, epoch, holder.deputy, [], None)
+            self._send(process, (copy, state), epoch, holder.deputy, [], None)
 
     def _send(
         self,
         process: Process,
-        copy: protocol.Copy,
+        offered: tuple[protocol.Copy, State],
         epoch: int,
         to: protocol.Address,
         segments: list[tuple[int, ...]],
         confirm: Callable[[], None] | None,
     ) -> None:
         """``confirm``: what is done in the process when it is there."""
+        copy, state = offered
         missing = [ranks for ranks in copy.segments if ranks not in segments]
         replica = protocol.Copy(copy.rank, copy.step, copy.epoch, True, list(segments), missing)
-        kept = Kept(replica, process.sealed_state)
+        kept = Kept(replica, state)
         source = self._arenas.address(process.node)
         self._network.between(
             process.node,
@@ -146,11 +163,12 @@ class Copying:
         """The first of it arrives: what was in the slot is gone."""
         if not self._can_arrive(epoch, source, to):
             return
-        self._arenas.wipe(to.host, kept.copy.rank, True, kept.copy.step)
+        slot = self._arenas.slot_for_replica(to.host, kept.copy.rank, kept.copy.step)
+        self._arenas.wipe(to.host, slot)
         delay_s = self._cluster.queue.delay(0.05)
         where = source.host, to.host
         self._network.between(
-            *where, delay_s, self._arrived, process, confirm, kept, epoch, source, to
+            *where, delay_s, self._arrived, process, confirm, kept, epoch, source, to, slot
         )
 
     def _arrived(
@@ -161,9 +179,10 @@ class Copying:
         epoch: int,
         source: protocol.Address,
         to: protocol.Address,
+        slot: Slot,
     ) -> None:
         if self._can_arrive(epoch, source, to):
-            self._arenas.seal(to.host, kept.copy, kept.state)
+            self._arenas.seal(to.host, slot, kept.copy, kept.state)
             if confirm is not None:
                 process.when(0.02, confirm)
 
@@ -179,11 +198,15 @@ class Copying:
     def fetched(self, process: Process, plan: protocol.Plan) -> Kept | str:
         """The state that the plan names, of which there is a copy on the node then."""
         rank, node = process.rank, process.node
+        self.go_back(process, plan)
+        slot = (
+            self._take(process, plan.step) if plan.pieces or plan.checkpoint else (rank, False, 0)
+        )
         if not plan.checkpoint:
-            return self._arenas.fetched(rank, node, plan, self._network.apart)
+            return self._arenas.fetched(rank, node, plan, slot, self._network.apart)
         part = self._cluster.disk.read(rank, plan.step)
         if isinstance(part, str):
             return part
         segments = list(self._cluster.layout.segments[rank])
         copy = protocol.Copy(rank, plan.step, plan.epoch, False, segments, [])
-        return self._arenas.seal(node, copy, part.state)
+        return self._arenas.seal(node, slot, copy, part.state)

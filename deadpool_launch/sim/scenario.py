@@ -49,6 +49,7 @@ def quick_config(
     extras: int = 0,
     readmit_after_s: float | None = None,
     replication_factor: int = 1,
+    replication_interval: int = 1,
 ) -> Config:
     """Short deadlines, so that escalation happens within a few simulated seconds."""
     return Config(
@@ -74,6 +75,7 @@ def quick_config(
         readmit_after_s=readmit_after_s,
         quarantine_within_s=3,
         replication_factor=replication_factor,
+        replication_interval=replication_interval,
     )
 
 
@@ -100,6 +102,7 @@ def random_scenario(
         extras=1 if dice.random() < 0.1 else 0,
         readmit_after_s=dice.choice((None, 0.2, 1.0)),
         replication_factor=random.Random(f"factor {seed}").choice((1, 1, 2, 3)),
+        replication_interval=random.Random(f"interval {seed}").choice((1, 1, 2, 3, 4)),
     )
     attaches = dice.random() < 0.9
     layout = dice.choice(list(LayoutKind))

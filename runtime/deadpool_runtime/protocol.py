@@ -123,7 +123,9 @@ class Plan(Message, frozen=True):
     ``pieces``: what to fetch first; empty for a rank whose node has its whole state. ``holder``:
     where its replica goes from now on. ``checkpoint``: unless empty, the directory of the durable
     checkpoint of ``step`` to take the state from; there are no pieces then. ``aside``: the ranks
-    that take no part until a later plan; the groups are smaller by them.
+    that take no part until a later plan; the groups are smaller by them. ``keep``: older steps that
+    may have to be gone back to until the replicas of ``step`` are whole, where not every step has
+    any.
     """
 
     epoch: int
@@ -133,6 +135,7 @@ class Plan(Message, frozen=True):
     holder: Holder | None
     checkpoint: str = ""
     aside: list[int] = []
+    keep: list[int] = []
 
 
 class Resume(Message, frozen=True):
@@ -431,7 +434,8 @@ class JobSpec(Message, frozen=True):
     ``stop_grace_s``: time between SIGTERM and SIGKILL. ``env``: added to every rank's environment.
     ``fault_steps``: rehearsals only, rank -> step at whose start it reports ``FaultPoint`` and
     waits. ``checkpoint_dir``: where durable checkpoints go, after every ``checkpoint_every`` steps;
-    empty for none. ``launcher_grace_s``: how long an agent without a launcher waits for another.
+    empty for none. ``replication_interval``: every so manieth step is replicated.
+    ``launcher_grace_s``: how long an agent without a launcher waits for another.
     ``collective_timeout_s``: the longest that a step may take. ``admission``: what a node must pass
     before it takes the ranks of another one. ``pace_s``: how often an agent tells how fast its
     ranks go; 0 for never. ``device_s``: the same for asking how the GPUs are.
@@ -457,6 +461,7 @@ class JobSpec(Message, frozen=True):
     collective_timeout_s: float = 600.0
     pace_s: float = 0.0
     device_s: float = 0.0
+    replication_interval: int = 1
 
 
 class TakeStandings(Message, frozen=True):

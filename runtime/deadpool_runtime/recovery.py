@@ -105,7 +105,9 @@ class Recovery:
             raise Superseded(str(error)) from error
         link.send(protocol.Restored(epoch, plan.step, digests))
         self._snapshots.set_holder(epoch, plan.holder, plan.step)
-        self._control.wait_resume(epoch, plan.step)
+        # With one for every step the replica of the plan's is given the time of the next one.
+        every_step = self._context.replication_interval == 1
+        self._control.wait_resume(epoch, plan.step if every_step else plan.step - 1)
         return Recovered(epoch, plan.step, own, frozenset(plan.aside))
 
     def _not_connected(self, epoch: int, error: RuntimeError) -> NoReturn:
@@ -119,6 +121,7 @@ class Recovery:
 
     def _restore(self, plan: protocol.Plan) -> tuple[dict[str, Any], list[protocol.SegmentDigest]]:
         """Bring the plan's state back; returns the own part and what the segments were."""
+        self._snapshots.go_back(plan.step, plan.keep)
         if plan.pieces:
             self._snapshots.assemble(plan.epoch, plan.step, plan.pieces)
             failure = self._control.wait_assembled(plan.epoch)

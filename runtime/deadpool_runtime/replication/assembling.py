@@ -27,12 +27,13 @@ TRIES = 3
 
 @dataclass
 class Assembly:
-    """The slot of ``step`` of ``rank`` is being made whole."""
+    """A copy of ``step`` of ``rank`` is being made whole in ``slot``."""
 
     rank: int
     epoch: int
     step: int
     pieces: list[Piece]
+    slot: int
     index: int = 0
     tries: int = 0
     #: The manifest of the base piece.
@@ -72,7 +73,7 @@ class Assemblies:
             return
         if (older := self._by_rank.get(rank)) is not None:
             self._fail(older, "the rank asked for something else")
-        assembly = Assembly(rank, message.epoch, message.step, message.pieces)
+        assembly = Assembly(rank, message.epoch, message.step, message.pieces, message.slot)
         self._by_rank[rank] = assembly
         if [piece.base for piece in message.pieces] != [True] + [False] * (len(message.pieces) - 1):
             self._fail(assembly, "the first piece, and no other, must be the base")
@@ -136,7 +137,7 @@ class Assemblies:
             Incoming(
                 key=key,
                 epoch=assembly.epoch,
-                slot=SlotName(False, assembly.rank, assembly.step),
+                slot=SlotName(False, assembly.rank, assembly.step, assembly.slot),
                 manifest=message.manifest,
                 wanted=message.present,
                 places={theirs: at[ours] for theirs, ours in index_of_theirs.items()},

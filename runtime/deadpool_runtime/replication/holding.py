@@ -1,10 +1,13 @@
 """Replicas that this node keeps for ranks of other nodes, and copies that it hands out.
 
 Pure. A replica is sealed only when every chunk that was asked for arrived with the hash that the
-sealed manifest of its owner has for it.
+sealed manifest of its owner has for it. It goes into a slot in which none of the two newest older
+ones is: one of them is whole everywhere.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from deadpool_runtime.replication import wire
 from deadpool_runtime.replication.board import Board, fault_in, hash_of, parts_of
@@ -20,14 +23,16 @@ from deadpool_runtime.replication.incoming import Inbox, Incoming
 from deadpool_runtime.replication.manifest import OWN, Manifest, offsets
 from deadpool_runtime.replication.naming import packed
 from deadpool_runtime.replication.outgoing import Outbox, Outgoing, room_for
+from deadpool_runtime.replication.slotting import SLOTS, newest_below, slot_for
 
 
 class Holdings:
-    """Replicas being filled."""
+    """Replicas being filled. ``held``: the step in each slot of each rank's replica at first."""
 
-    def __init__(self, board: Board, inbox: Inbox) -> None:
+    def __init__(self, board: Board, inbox: Inbox, held: Mapping[int, Mapping[int, int]]) -> None:
         self._board = board
         self._inbox = inbox
+        self._held = {rank: dict(there) for rank, there in held.items()}
         #: The newest epoch in which each owner's replica was put here.
         self._epochs: dict[int, int] = {}
 
@@ -48,11 +53,15 @@ class Holdings:
         for other in self._inbox.live():
             if other.slot.replica and other.slot.rank == manifest.rank:
                 self._inbox.refuse(other, "a newer put of the same rank began")
+        there = self._held.setdefault(manifest.rank, {})
+        keep = set(newest_below(manifest.step, there.values()))
+        slot = slot_for(manifest.step, there, keep, SLOTS)
+        there.pop(slot, None)
         self._inbox.open(
             Incoming(
                 key=StreamKey(link, message.stream),
                 epoch=message.epoch,
-                slot=SlotName(True, manifest.rank, manifest.step),
+                slot=SlotName(True, manifest.rank, manifest.step, slot),
                 manifest=manifest,
                 wanted=message.present,
                 places=offsets(manifest.segments, message.present),
@@ -84,6 +93,7 @@ class Holdings:
         if event.error:
             self._inbox.refuse(stream, event.error)
             return
+        self._held[stream.slot.rank][stream.slot.slot] = stream.slot.step
         self._board.tell(stream.key.link, wire.PutSealed(stream.key.stream))
         self._inbox.close(stream)
 
@@ -112,7 +122,7 @@ class Sources:
             return
         key = StreamKey(link, message.stream)
         self._asked[key] = message
-        self._board.do(ReadCopy(key, SlotName(message.replica, message.rank, message.step)))
+        self._board.do(ReadCopy(key, message.replica, message.rank, message.step))
 
     def read(self, event: CopyRead) -> None:
         """The slot's seal and manifest were read."""
@@ -143,7 +153,7 @@ class Sources:
             return
         stream = Outgoing(
             key=event.key,
-            slot=SlotName(asked.replica, asked.rank, asked.step),
+            slot=SlotName(asked.replica, asked.rank, asked.step, event.slot),
             manifest=manifest,
             lying=event.present,
             sent=tuple(sent),
