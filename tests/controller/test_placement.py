@@ -325,36 +325,21 @@ def test_loss_of_any_node_leaves_the_step_whole(
 
 
 @COUNT
-@given(layouts(), st.integers(1, 4), st.data())
-def test_loss_of_as_many_nodes_as_there_are_holders_leaves_the_step_whole(
-    layout: Layout, factor: int, data: st.DataObject
+@given(layouts(), st.integers(1, 4), st.booleans(), st.data())
+def test_loss_of_as_many_nodes_or_domains_as_there_are_holders_leaves_the_step_whole(
+    layout: Layout, factor: int, domains: bool, data: st.DataObject
 ) -> None:
     everywhere = (*layout.nodes.active, *layout.nodes.spares)
-    if factor >= len(everywhere):
+    place = {node: layout.nodes.domain(node) if domains else node for node in everywhere}
+    places = sorted(set(place.values()))
+    if factor >= len(places):
         return
     copies = copies_of(layout, {rank: [7] for rank in layout.node_of}, factor=factor)
-    lost = data.draw(st.sets(st.sampled_from(everywhere), min_size=factor, max_size=factor))
-    node_of = {rank: f"new-{at}" if at in lost else at for rank, at in layout.node_of.items()}
-    left = {node: kept for node, kept in copies.items() if node not in lost}
-    agreement = agree(left, [], node_of)
-    assert agreement.step == 7
-    check_fetches(layout, left, node_of, 7, agreement.fetches)
-
-
-@COUNT
-@given(layouts(), st.integers(1, 3), st.data())
-def test_loss_of_as_many_domains_as_there_are_holders_leaves_the_step_whole(
-    layout: Layout, factor: int, data: st.DataObject
-) -> None:
-    everywhere = (*layout.nodes.active, *layout.nodes.spares)
-    domains = sorted({layout.nodes.domain(node) for node in everywhere})
-    if factor >= len(domains):
-        return
-    copies = copies_of(layout, {rank: [7] for rank in layout.node_of}, factor=factor)
-    gone = data.draw(st.sets(st.sampled_from(domains), min_size=factor, max_size=factor))
-    lost = {node for node in everywhere if layout.nodes.domain(node) in gone}
-    node_of = {rank: f"new-{at}" if at in lost else at for rank, at in layout.node_of.items()}
-    left = {node: kept for node, kept in copies.items() if node not in lost}
+    gone = data.draw(st.sets(st.sampled_from(places), min_size=factor, max_size=factor))
+    node_of = {
+        rank: f"new-{at}" if place[at] in gone else at for rank, at in layout.node_of.items()
+    }
+    left = {node: kept for node, kept in copies.items() if place[node] not in gone}
     agreement = agree(left, [], node_of)
     assert agreement.step == 7
     check_fetches(layout, left, node_of, 7, agreement.fetches)

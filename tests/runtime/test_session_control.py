@@ -250,25 +250,16 @@ def test_the_guard_waits_for_the_step_before(guarded: Any, control: Control) -> 
     assert link.sent == []
 
 
-def test_the_guard_waits_for_the_newest_step_with_replicas(control: Control) -> None:
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    guard = StepGuard(
-        control,
-        Link(),
-        optimizers=[optimizer],
-        newest_replicated=lambda step: step - step % 3,
-        confirm_timeout_s=0.05,
-    )
-    guard.install()
+def test_the_guard_waits_for_the_newest_step_with_replicas(guarded: Any, control: Control) -> None:
+    guard, optimizer, _ = guarded
+    guard._newest_replicated = lambda step: step - step % 3
     for number, confirmed, waits in ((1, -1, 0), (3, -1, 0), (4, 2, 1), (6, 3, 0), (7, 3, 1)):
         control.confirm(1, confirmed)
         guard.begin(number, 1)
-        weight.grad = torch.ones(1)
+        optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
         before = guard.unprotected
         optimizer.step()
         assert guard.unprotected - before == waits, number
-    guard.remove()
 
 
 def test_the_guard_waits_once_and_says_so_once(guarded: Any, control: Control) -> None:
