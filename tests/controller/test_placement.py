@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from deadpool_runtime.protocol import Copy
 from deadpool_runtime.replication.naming import Ranks
 from deadpool_runtime.replication.placement import (
-    SLOTS,
     Fetch,
     Holding,
     Nodes,
@@ -24,6 +23,7 @@ from deadpool_runtime.replication.placement import (
     needs,
     replicated_before,
 )
+from deadpool_runtime.replication.slotting import SLOTS
 
 COUNT = settings(max_examples=150, deadline=None)
 

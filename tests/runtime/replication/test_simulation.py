@@ -23,11 +23,11 @@ from deadpool_runtime.replication.events import SlotName
 from deadpool_runtime.replication.manifest import CHUNK_NBYTES, OWN, Manifest, Segment, offsets
 from deadpool_runtime.replication.slotting import SlotTable, newest_below
 
-SEEDS = int(os.environ.get("DEADPOOL_SIM_SEEDS", "2"))
+SEEDS = int(os.environ.get("DEADPOOL_SIM_SEEDS", "3"))
 FIRST_SEED = int(os.environ.get("DEADPOOL_SIM_FIRST_SEED", "1"))
 STEPS = int(os.environ.get("DEADPOOL_SIM_STEPS", "1000"))
-#: After how many steps there is a replica.
-INTERVALS = (1, 2, 3, 7)
+#: After how many steps there is a replica, by seed.
+INTERVALS = (2, 1, 1, 3, 7, 1, 1, 3)
 EVERYONE = tuple(range(RANKS))
 #: Where a copy may be when a fault strikes: D2H begun, a chunk in the slot, the slot about to be
 #: sealed, a chunk sent, a chunk received, the replica about to be sealed, the rank told of it; and
@@ -433,8 +433,8 @@ class Run:
             rank.assembled = None
             rank.go_back(step, keep)
             if plan[rank.rank]:
-                pieces, (slot, _) = plan[rank.rank], rank.table.take(step)
-                rank.client.send(messages.Assemble(self.sim.epoch, step, pieces, slot))
+                pieces, (number, _) = plan[rank.rank], rank.table.take(step)
+                rank.client.send(messages.Assemble(self.sim.epoch, step, pieces, number))
         if self.sim.random.random() < 0.1:
             # A replicator dies while copies are put together.
             self.sim.random.choice(self.ranks).node.restart()
@@ -498,15 +498,14 @@ class Run:
             rank.at = At.BODY if rank.step <= self.last_step else At.PARKED
 
 
-@pytest.mark.parametrize("interval", INTERVALS)
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
-def test_no_fault_costs_more_than_promised_or_a_byte(seed: int, interval: int) -> None:
-    run = Run(seed, STEPS, interval)
+def test_no_fault_costs_more_than_promised_or_a_byte(seed: int) -> None:
+    run = Run(seed, STEPS, INTERVALS[seed % len(INTERVALS)])
     try:
         run.train()
     except BaseException:
         print(
-            f"seed {seed}, interval {interval} failed after {dict(run.counts)}; run it again with "
+            f"seed {seed} failed after {dict(run.counts)}; run it again with "
             f"DEADPOOL_SIM_FIRST_SEED={seed} DEADPOOL_SIM_SEEDS=1 DEADPOOL_SIM_STEPS={STEPS} "
             f"pytest {__file__}"
         )
