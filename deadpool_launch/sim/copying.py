@@ -5,6 +5,7 @@ disk.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deadpool_launch.sim.arenas import Kept, Slot
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
 _COMPARED_STEP = 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Put:
+    """A replica on its way. Of those of one rank at one node only the newest is taken in."""
+
+    number: int
+    process: Process
+    kept: Kept
+    epoch: int
+    source: protocol.Address
+    to: protocol.Address
+    confirm: Callable[[], None] | None
+
+
 class Copying:
     """The copies of all ranks. What it does for a process stops with it; a transfer between two
     replicators does not.
@@ -28,6 +42,9 @@ class Copying:
         self._cluster = cluster
         self._arenas = cluster.arenas
         self._network = cluster.network
+        self._sent = 0
+        #: The newest that began to arrive, by node and rank.
+        self._newest: dict[tuple[str, int], int] = {}
 
     # ------------------------------------------------------------ on the rank's node
 
@@ -136,62 +153,37 @@ class Copying:
         copy, state = offered
         missing = [ranks for ranks in copy.segments if ranks not in segments]
         replica = protocol.Copy(copy.rank, copy.step, copy.epoch, True, list(segments), missing)
-        kept = Kept(replica, state)
         source = self._arenas.address(process.node)
-        self._network.between(
-            process.node,
-            to.host,
-            self._cluster.queue.delay(0.05),
-            self._arriving,
-            process,
-            confirm,
-            kept,
-            epoch,
-            source,
-            to,
-        )
-
-    def _arriving(
-        self,
-        process: Process,
-        confirm: Callable[[], None] | None,
-        kept: Kept,
-        epoch: int,
-        source: protocol.Address,
-        to: protocol.Address,
-    ) -> None:
-        """The first of it arrives: what was in the slot is gone."""
-        if not self._can_arrive(epoch, source, to):
-            return
-        slot = self._arenas.slot_for_replica(to.host, kept.copy.rank, kept.copy.step)
-        self._arenas.wipe(to.host, slot)
+        self._sent += 1
+        put = _Put(self._sent, process, Kept(replica, state), epoch, source, to, confirm)
         delay_s = self._cluster.queue.delay(0.05)
-        where = source.host, to.host
-        self._network.between(
-            *where, delay_s, self._arrived, process, confirm, kept, epoch, source, to, slot
-        )
+        self._network.between(process.node, to.host, delay_s, self._arriving, put)
 
-    def _arrived(
-        self,
-        process: Process,
-        confirm: Callable[[], None] | None,
-        kept: Kept,
-        epoch: int,
-        source: protocol.Address,
-        to: protocol.Address,
-        slot: Slot,
-    ) -> None:
-        if self._can_arrive(epoch, source, to):
-            self._arenas.seal(to.host, slot, kept.copy, kept.state)
-            if confirm is not None:
-                process.when(0.02, confirm)
+    def _arriving(self, put: _Put) -> None:
+        """The first of it arrives: what was in the slot is gone."""
+        place = put.to.host, put.kept.copy.rank
+        if not self._can_arrive(put) or put.number < self._newest.get(place, 0):
+            return
+        self._newest[place] = put.number
+        slot = self._arenas.slot_for_replica(*place, put.kept.copy.step)
+        self._arenas.wipe(put.to.host, slot)
+        delay_s = self._cluster.queue.delay(0.05)
+        where = put.source.host, put.to.host
+        self._network.between(*where, delay_s, self._arrived, put, slot)
 
-    def _can_arrive(self, epoch: int, source: protocol.Address, to: protocol.Address) -> bool:
+    def _arrived(self, put: _Put, slot: Slot) -> None:
+        newest = self._newest[put.to.host, put.kept.copy.rank]
+        if self._can_arrive(put) and put.number == newest:
+            self._arenas.seal(put.to.host, slot, put.kept.copy, put.kept.state)
+            if put.confirm is not None:
+                put.process.when(0.02, put.confirm)
+
+    def _can_arrive(self, put: _Put) -> bool:
         """Whether both replicators are still who they were, and the epoch is not fenced off."""
-        for each in (source, to):
+        for each in (put.source, put.to):
             if each.host in self._arenas.dead or self._arenas.address(each.host) != each:
                 return False
-        return self._cluster.fenced.get(to.host, 0) <= epoch
+        return self._cluster.fenced.get(put.to.host, 0) <= put.epoch
 
     # ------------------------------------------------------------ and back
 

@@ -456,13 +456,15 @@ class Process:
         self.say(protocol.Restored(epoch, plan.step, digests))
         self.sealed, self.sealed_state = copy, found.state
         self.offered = copy, found.state
-        self.cluster.copying.choose(self, epoch, plan.holder)
 
     def _resume(self, epoch: int) -> None:
         self.epoch = epoch
         self.halt = None
-        waited_for = self.cluster.config.replication_interval > 1 and self.protected < epoch
-        self.confirmed = self.state.step - 1 if waited_for else self.state.step
+        every_step = self.cluster.config.replication_interval == 1
+        self.confirmed = self.state.step if every_step else self.state.step - 1
         self.given_up, self.gave_up_at = -1, None
         self.cluster.resumed(self, epoch)
+        # Not before: it may overwrite at its holder what another rank fetches there.
+        if self.chosen < epoch and self.plan is not None:
+            self.cluster.copying.choose(self, epoch, self.plan.holder)
         self.begin_step()

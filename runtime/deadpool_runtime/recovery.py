@@ -104,10 +104,11 @@ class Recovery:
             self._control.wait_newer(epoch, None)
             raise Superseded(str(error)) from error
         link.send(protocol.Restored(epoch, plan.step, digests))
-        self._snapshots.set_holder(epoch, plan.holder, plan.step)
         # With one for every step the replica of the plan's is given the time of the next one.
         every_step = self._context.replication_interval == 1
         self._control.wait_resume(epoch, plan.step if every_step else plan.step - 1)
+        # Not before: it may overwrite at its holder what another rank fetches there.
+        self._snapshots.set_holder(epoch, plan.holder, plan.step)
         return Recovered(epoch, plan.step, own, frozenset(plan.aside))
 
     def _not_connected(self, epoch: int, error: RuntimeError) -> NoReturn:

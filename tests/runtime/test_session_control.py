@@ -173,15 +173,6 @@ def test_after_a_resume_later_steps_must_be_confirmed_anew(control: Control) -> 
     assert control.confirmed == 5
 
 
-def test_what_was_confirmed_in_the_new_epoch_before_the_resume_counts(control: Control) -> None:
-    control.confirm(1, 9)
-    control.on_message(protocol.Revoke(2))
-    control.confirm(2, 5)
-    control.on_message(protocol.Resume(2))
-    control.wait_resume(2, 4)
-    assert control.confirmed == 5
-
-
 def test_confirmations_of_an_older_epoch_do_not_count(control: Control) -> None:
     control.on_message(protocol.Revoke(2))
     control.on_message(protocol.Resume(2))

@@ -185,13 +185,18 @@ class Snapshots:
     def go_back(self, step: int, keep: list[int]) -> None:
         """All ranks go on from ``step``, which is replicated now as those in ``keep`` are. No copy
         is under way."""
+        with self._lock:
+            self._sealed = self._offered = None
         self._slots.go_back(step, keep)
 
     def set_holder(self, epoch: int, holder: protocol.Holder | None, step: int) -> None:
-        """From now on replicas go to ``holder``, first that of the copy of ``step``."""
+        """From now on replicas go to ``holder``, first that of the copy of ``step``; to the holder
+        that was chosen in ``epoch`` already, if there is one, as that is the later choice."""
         found = self._read(step)
         with self._lock:
             self._sealed = self._offered = found[0] if found is not None else None
+            if self._chosen and self._epoch == epoch:
+                holder = self._holder
         self._choose(epoch, holder)
 
     def _read(self, step: int) -> tuple[Manifest, tuple[int, ...]] | None:
