@@ -35,6 +35,9 @@ CHECKPOINTS = (
     "after how many steps (at least 1) a durable checkpoint is written to it"
 )
 
+#: The most active and the most spare nodes of one machine, of which each is an agent and more.
+LOCAL_NODES = 256
+
 
 class SpareBounds(msgspec.Struct, frozen=True, kw_only=True):
     """Least and most spares that the site's policy file ``path`` allows."""
@@ -230,6 +233,9 @@ def _check(options: LaunchOptions) -> None:
         raise UsageError("--requeue-before-limit: there is no queue with --site local")
     _at_least("--nodes", options.nodes, 1)
     _at_least("--spares", options.spares, 0)
+    if options.site == "local":
+        _at_most_here("--nodes", options.nodes)
+        _at_most_here("--spares", options.spares)
     _at_least("--nproc-per-node", options.nproc_per_node, 1)
     _at_least("--world-size", options.world_size, 1)
     _at_least("--max-restarts", options.max_restarts, 0)
@@ -286,3 +292,8 @@ def _check_checkpoints(options: LaunchOptions) -> None:
 def _at_least(flag: str, value: int | None, least: int) -> None:
     if value is not None and value < least:
         raise UsageError(f"{flag} {value}: must be at least {least}")
+
+
+def _at_most_here(flag: str, value: int | None) -> None:
+    if value is not None and value > LOCAL_NODES:
+        raise UsageError(f"{flag} {value}: must be at most {LOCAL_NODES} with --site local")

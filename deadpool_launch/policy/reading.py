@@ -12,7 +12,7 @@ from difflib import get_close_matches
 import yaml
 
 from deadpool_launch.policy.kinds import BadValue, Value
-from deadpool_launch.policy.schema import BY_NAME, Key, is_section, valid_in
+from deadpool_launch.policy.schema import BY_NAME, IN_ORDER, Key, is_section, valid_in
 
 LIMITS = "limits"
 _BOUNDS = ("min", "max", "fixed")
@@ -131,6 +131,7 @@ class _Reader:
                 if value is not None:
                     self.values[name] = value
         self._check_ways()
+        self._check_orders()
 
     def _read_limits(self, section: yaml.MappingNode) -> None:
         for name, at, node in self._leaves(section, "", set()):
@@ -206,6 +207,24 @@ class _Reader:
             self.wrong(at, f"{name}: min {key.show(least)} is above max {key.show(most)}")
             return None
         return Limit(at.start_mark.line + 1, least, most, found.get("fixed"))
+
+    def _check_orders(self) -> None:
+        """Durations of one file that must be in an order are in it."""
+        for shorter, longer in IN_ORDER:
+            if shorter not in self.values or longer not in self.values:
+                continue
+            first, second = self.values[shorter], self.values[longer]
+            # None: there is no such limit, or it follows from the others.
+            if first.value is None or second.value is None or first.value < second.value:
+                continue
+            shown = (BY_NAME[shorter].show(first.value), BY_NAME[longer].show(second.value))
+            self.problems.append(
+                Problem(
+                    self._path,
+                    max(first.line, second.line),
+                    f"{longer} {shown[1]} must be longer than {shorter}, {shown[0]}",
+                )
+            )
 
     def _check_ways(self) -> None:
         """One file says in one way how many spares there are."""

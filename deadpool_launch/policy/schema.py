@@ -461,6 +461,12 @@ KEYS: tuple[Key, ...] = (
     ),
 )
 
+#: The first must be shorter than the second.
+IN_ORDER = (
+    ("heartbeat_timeout", "collective_timeout"),
+    ("heartbeat_timeout", "replication.confirm_timeout"),
+    ("replication.confirm_timeout", "collective_timeout"),
+)
 BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
 
 

@@ -518,6 +518,7 @@ class MiniCluster:
         for node in self.node_names:
             if self._nodes.is_on(node):
                 self._nodes.set_link(node, up=True)
+                self._nodes.direct(node)
                 self._nodes.thaw(node)
         for job in self.squeue():
             self._try("scancel", str(job.job_id))

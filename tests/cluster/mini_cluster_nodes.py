@@ -195,14 +195,17 @@ class Nodes:
 
     def misdirect(self, name: str, others: Iterable[str]) -> None:
         """Let the node send what is for the others to a hardware address that nobody has."""
-        enter = ["nsenter", "-n", "-t", str(self.first_pid(name)), "--"]
+        nowhere = ["lladdr", "02:de:ad:00:ff:ff", "nud", "permanent", "dev", "eth0"]
         for other in others:
-            nowhere = ["lladdr", "02:de:ad:00:ff:ff", "nud", "permanent", "dev", "eth0"]
-            subprocess.run(
-                [*enter, "ip", "neigh", "replace", address_of(other), *nowhere],
-                check=True,
-                env=node_environment(),
-            )
+            self._neighbours(name, "replace", address_of(other), *nowhere)
+
+    def direct(self, name: str) -> None:
+        """Undo ``misdirect``: the node asks again who has which address."""
+        self._neighbours(name, "flush", "dev", "eth0", "nud", "permanent")
+
+    def _neighbours(self, name: str, *words: str) -> None:
+        enter = ["nsenter", "-n", "-t", str(self.first_pid(name)), "--"]
+        subprocess.run([*enter, "ip", "neigh", *words], check=True, env=node_environment())
 
     def link_is_up(self, name: str) -> bool:
         done = self._ip_command("-o", "link", "show", _port(name))

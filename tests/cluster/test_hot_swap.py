@@ -283,6 +283,7 @@ def test_power_off_with_other_options(slurm: MiniCluster, script_args: list[str]
     assert_went_on(job, expected, {2})
 
 
+@pytest.mark.matrix
 @mostly_at_start
 def test_two_power_offs_one_after_the_other(slurm: MiniCluster, spare_start: str) -> None:
     expected = reference(slurm, 1)
@@ -365,6 +366,7 @@ def test_swap_before_slurm_has_noticed(slurm: MiniCluster) -> None:
     assert_went_on(job, expected, {1})
 
 
+@pytest.mark.matrix
 def test_no_spare_left_ends_with_a_verdict(slurm: MiniCluster) -> None:
     job = submit(
         slurm,

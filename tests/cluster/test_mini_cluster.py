@@ -198,6 +198,20 @@ def test_a_partitioned_node_is_out_of_reach_and_keeps_its_processes(slurm: MiniC
     assert start_step(slurm, job, "n2").stdout == "n2\n"
 
 
+def test_a_node_that_is_parted_from_others_reaches_the_rest_until_the_reset(
+    slurm: MiniCluster,
+) -> None:
+    def reaches(node: str) -> bool:
+        connect = ["timeout", "3", "bash", "-c", f"echo > /dev/tcp/{node}/6818"]
+        return slurm.run_on("n2", connect).returncode == 0
+
+    slurm.part("n2", ["n1"])
+    assert not reaches("n1")
+    assert reaches("n3")
+    slurm.reset()
+    assert reaches("n1")
+
+
 def test_drain_and_down_are_seen_in_the_state_and_undone_by_resume(slurm: MiniCluster) -> None:
     slurm.drain("n1", "broken fan")
     assert slurm.node_state("n1") == "IDLE+DRAIN"

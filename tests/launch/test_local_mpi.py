@@ -39,6 +39,7 @@ def wait_line(run_dir: Path, running: Any, told: Callable[[str], bool]) -> str:
     raise AssertionError(f"not told: {[record['text'] for record in records(run_dir, 'say')]}")
 
 
+@pytest.mark.matrix
 def test_death_of_a_process_with_mpi_costs_the_links_nothing_but_mpi(tmp_path: Path) -> None:
     run_dir, plain = tmp_path / "run", tmp_path / "plain"
     with local_run.started(run_dir, *OPTIONS) as running:
@@ -59,6 +60,7 @@ def test_death_of_a_process_with_mpi_costs_the_links_nothing_but_mpi(tmp_path: P
     assert final_state(run_dir) == final_state(plain)
 
 
+@pytest.mark.matrix
 def test_loss_of_a_node_is_survived_as_without_mpi(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     options = (*OPTIONS[:4], "--spares", 1, "--fault", "power-off:0@60", *OPTIONS[4:6], 80)

@@ -160,6 +160,8 @@ def test_agent_command_line_carries_no_secret() -> None:
     [
         ({"spares": -1}, "--spares -1"),
         ({"nodes": 0}, "--nodes 0"),
+        ({"site": "local", "nodes": 999999}, "--nodes 999999"),
+        ({"site": "local", "spares": 999999}, "--spares 999999"),
         ({"world_size": 0}, "--world-size 0"),
         ({"nproc_per_node": 0}, "--nproc-per-node 0"),
         ({"max_restarts": -1}, "--max-restarts -1"),

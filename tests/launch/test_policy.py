@@ -214,6 +214,10 @@ def test_a_section_may_be_written_with_dots() -> None:
         ("spares.start: soon", "'soon' is wrong; must be at-start or on-failure"),
         ("heartbeat_timeout: 3 parsec", "must be a duration such as 90s, 5m, 2h or 1-00:00:00, fr"),
         ("heartbeat_timeout: 1d", "from 0.5s to 10m"),
+        (
+            "collective_timeout: 30s\nheartbeat_timeout: 1m",
+            "line 2: collective_timeout 30s must be longer than heartbeat_timeout, 1m",
+        ),
         ("checkpoint.dir: here", "'here' is wrong; must be an absolute path"),
         ("spares.count: 1\nspares.count: 2", "line 2: spares.count stands here a second time"),
         ("spares.count: 1\nspares:\n  count: 2", "line 3: spares.count stands here a second time"),

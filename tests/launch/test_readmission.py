@@ -20,6 +20,15 @@ def kill_agent(launcher: int, node: str) -> None:
                 child.kill()
 
 
+def wait_replicated(run_dir: Path) -> None:
+    """Wait until steps have replicas on the other node, which has just come up.
+
+    From then on each step has one before the next one ends.
+    """
+    newest = max((record["step"] for record in records(run_dir, "step")), default=0)
+    wait("steps", lambda: records(run_dir, "step", step=newest + 10))
+
+
 def taken(run_dir: Path) -> list[str]:
     """Where the processes of rank 0 have been."""
     return [record["node"] for record in records(run_dir, "rank", rank=0)]
@@ -33,15 +42,14 @@ def test_node_whose_agent_was_killed_comes_back_and_takes_its_rank_again(tmp_pat
     run_dir = tmp_path / "run"
     options = ("--nodes", 1, "--spares", 1, "--agent-start-timeout", 180, "--policy", path)
     with local_run.started(run_dir, *options, *STEPS) as process:
-        wait("steps", lambda: records(run_dir, "step", step=3))
+        wait("the spare", lambda: records(run_dir, "event", name="AgentWarm", node="local2"))
+        wait_replicated(run_dir)
         kill_agent(process.pid, "local1")
         wait("the spare", lambda: records(run_dir, "say", text="local1 is back as a spare"))
         assert taken(run_dir) == ["local1", "local2"]
         # Once by the preflight, and once before it is a spare.
         assert (tmp_path / "checked-local1").read_text() == "x\nx\n"
-        # From then on each step has a replica there before the next one ends.
-        newest = max(record["step"] for record in records(run_dir, "step"))
-        wait("steps", lambda: records(run_dir, "step", step=newest + 10))
+        wait_replicated(run_dir)
         kill_agent(process.pid, "local2")
         newest = max(record["step"] for record in records(run_dir, "step"))
         wait("steps", lambda: records(run_dir, "step", step=newest + 5))
