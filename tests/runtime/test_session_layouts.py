@@ -139,6 +139,31 @@ def test_with_two_holders_a_rank_may_be_lost_with_one_of_them(
     assert numbers == undisturbed_layout(layout)
 
 
+@pytest.mark.parametrize(
+    "layout", ["zero", *(pytest.param(each, marks=pytest.mark.matrix) for each in ("ddp", "fsdp"))]
+)
+def test_with_an_interval_a_lost_node_goes_back_to_the_newest_step_with_replicas(
+    run_layout: Callable[..., Any], undisturbed_layout: Callable[..., Any], layout: str
+) -> None:
+    """Rank 1 has completed step 5, so step 3 is whole everywhere; step 6 has no replica yet."""
+    strike = PowerOff((1, 5, "node"))
+    outcome, numbers = run_layout(layout, on_message=strike, interval=3)
+    assert strike.victims == []
+    assert [step for _, step in outcome.plans] == [3]
+    assert numbers == undisturbed_layout(layout)
+
+
+def test_with_an_interval_the_step_that_a_dead_process_goes_back_to_is_replicated(
+    run_layout: Callable[..., Any], undisturbed_layout: Callable[..., Any]
+) -> None:
+    """The death costs the step under way and no other; a node that is lost after that two."""
+    strike = PowerOff((0, 4, "node"))
+    outcome, numbers = run_layout("zero", "--die", "1:3:backward", on_message=strike, interval=3)
+    assert strike.victims == []
+    assert [step for _, step in outcome.plans] == [2, 2]
+    assert numbers == undisturbed_layout("zero")
+
+
 @pytest.mark.parametrize(("layout", "features"), FEATURES)
 def test_what_training_scripts_do_besides_changes_no_bit(
     run_layout: Callable[..., Any],
