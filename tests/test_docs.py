@@ -94,6 +94,7 @@ SHOWN_BY = {
     "make chaos": HELP,
     "make soak": HELP,
     "python bench/first_step.py": HELP,
+    "python bench/links.py": HELP,
     "python bench/overhead.py": HELP,
     "python tests/chaos/chaos.py": HELP,
     "python -m deadpool_launch.sim": "tests/sim/test_sim_seeds.py::test_no_seed_breaks_a_promise",
