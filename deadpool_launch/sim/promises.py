@@ -80,9 +80,11 @@ class Promises:
         self._covers = 0
         #: Ranks were set aside: the numbers are no longer those of an undisturbed run.
         self._shrunk = False
-        #: Until when some rank had no holder, and whether a fault struck then or shortly after.
+        #: Until when some rank had no holder, and when faults struck then or shortly after; those
+        #: from before an incident are forgotten when it closes.
         self._unheld_until = -CONFIRM_S
-        self._struck_bare = False
+        self._struck_bare: list[float] = []
+        self._opened_at = 0.0
 
     def hit(self, fault: Fault, node: str) -> None:
         """A fault found its target on ``node``."""
@@ -91,7 +93,8 @@ class Promises:
         self.struck.append(fault)
         now = self._cluster.queue.now
         recently = now <= self._unheld_until + CONFIRM_S
-        self._struck_bare |= recently or _has_unheld(self._cluster.launcher.state)
+        if recently or _has_unheld(self._cluster.launcher.state):
+            self._struck_bare.append(now)
         self.touched.add(node)
         if fault.kind in NODE_KINDS:
             self.hurt_nodes.add(node)
@@ -167,9 +170,11 @@ class Promises:
                     if all(fault.kind is FaultKind.DRAIN for fault in self.struck):
                         self._planned_well(before, after)
                     self._opened.append(number)
+                    self._opened_at = self._cluster.queue.now
                 case IncidentClosed(number=number, reason=reason, replayed_steps=replayed):
                     self._reasoned(action, reason)
                     self._closed.append(number)
+                    self._struck_bare = [at for at in self._struck_bare if at > self._opened_at]
                     if replayed and all(f.kind is FaultKind.DRAIN for f in self.struck):
                         raise PromiseBroken(f"a planned move runs {replayed} steps again")
                 case Finish(reason=reason):
