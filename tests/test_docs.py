@@ -28,7 +28,7 @@ from doc_pages import (
 )
 
 from deadpool_launch import cli, main_cli, rehearse
-from deadpool_launch.exits import ExitCode
+from deadpool_launch.exits import ExitCode, PreflightCode
 from deadpool_slurm import parse
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +67,10 @@ SHOWN_BY = {
         "tests/status/test_commands.py"
         "::test_report_is_written_beside_the_journal_or_where_it_is_asked_for"
     ),
+    "deadpool preflight": (
+        "tests/cluster/test_preflight_on_slurm.py::test_self_test_and_mpi_world_in_a_job"
+    ),
+    "salloc": "tests/cluster/test_preflight_on_slurm.py::test_self_test_and_mpi_world_in_a_job",
     "deadpool plan": (
         "tests/whatif/test_commands.py::test_a_plan_names_memory_bytes_spares_and_goodput"
     ),
@@ -343,6 +347,8 @@ def test_exit_codes_are_those_of_the_launcher() -> None:
     assert told == sorted(ExitCode)
     (more,) = re.findall(r"`deadpool rehearse` adds (\d+) .*? and (\d+) ", text)
     assert tuple(map(int, more)) == tuple(rehearse.RehearsalCode)
+    (more,) = re.findall(r"`deadpool preflight` adds (\d+) [^`]*? and (\d+) ", text)
+    assert tuple(map(int, more)) == tuple(PreflightCode)
 
 
 def test_site_is_built(tmp_path: Path) -> None:

@@ -20,12 +20,14 @@ from typing import Any
 
 import psutil
 
-from deadpool_launch import preflight
 from deadpool_launch.backends import adopted
 from deadpool_launch.backends.base import AgentHandle, Allocation, Check, Sight, SiteError
 from deadpool_launch.errors import StartFailed, UnsuitableError
 from deadpool_launch.options import LaunchOptions
 from deadpool_launch.policy.admission import log_name, reason_to_refuse
+from deadpool_launch.preflight import node_rules
+from deadpool_launch.preflight.facts import Facts
+from deadpool_launch.preflight.own import local_answers
 from deadpool_runtime import parking
 from deadpool_runtime.replication.arena import SHM, arena_path
 
@@ -83,6 +85,11 @@ class LocalBackend:
         self._agents.setdefault(node, []).append(agent)
         return agent
 
+    async def examine(self, options: LaunchOptions, *, thorough: bool = False) -> Facts:
+        """What is to be known of this machine, which all nodes are."""
+        nodes = local_nodes((options.nodes or 1) + options.spares)
+        return Facts(nodes=nodes, answers=await asyncio.to_thread(local_answers, nodes, options))
+
     async def preflight(self, options: LaunchOptions) -> list[Check]:
         """Whether the run directory and shared memory can be used."""
         checks = [_run_dir_check(Path(options.run_dir))]
@@ -105,7 +112,7 @@ class LocalBackend:
                 )
             )
             checks += [
-                preflight.admission_check(node, reason)
+                node_rules.admission_check(node, reason)
                 for node, reason in zip(nodes, reasons, strict=True)
                 if reason
             ]
@@ -316,7 +323,7 @@ def _run_dir_check(run_dir: Path) -> Check:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        return preflight.run_dir_problem(run_dir, error)
+        return node_rules.run_dir_problem(run_dir, error)
     return Check("run directory", True, f"{run_dir} can be written")
 
 
