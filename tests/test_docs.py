@@ -97,9 +97,18 @@ SHOWN_BY = {
     "make cluster-down": HELP,
     "make chaos": HELP,
     "make soak": HELP,
+    "make bench": HELP,
     "python bench/first_step.py": HELP,
     "python bench/links.py": HELP,
     "python bench/overhead.py": HELP,
+    "python bench/recovery.py": HELP,
+    "python bench/rebuild.py": HELP,
+    "python bench/scale.py": HELP,
+    "python bench/paper.py": HELP,
+    "python bench/compare.py": HELP,
+    "python bench/evaluation.py": (
+        "tests/bench/test_evaluation.py::test_page_is_that_of_the_results"
+    ),
     "python tests/chaos/chaos.py": HELP,
     "python -m deadpool_launch.sim": "tests/sim/test_sim_seeds.py::test_no_seed_breaks_a_promise",
     "python -m deadpool_launch.policy.page": (
@@ -107,7 +116,7 @@ SHOWN_BY = {
     ),
 }
 #: Programs whose imports cost many seconds.
-SLOW = ("bench/overhead.py",)
+SLOW = ("bench/overhead.py", "bench/rebuild.py", "bench/scale.py")
 #: Options of other programs than ours.
 FOREIGN = {"--exclude", "--gpus-per-node", "--gpus-per-task", "--gres", "--mem", "--no-kill"}
 #: Values for the words in capitals that stand for something.
