@@ -100,6 +100,7 @@ SHOWN_BY = {
     "make soak": HELP,
     "make bench": HELP,
     "python bench/first_step.py": HELP,
+    "python bench/links.py": HELP,
     "python bench/overhead.py": HELP,
     "python bench/recovery.py": HELP,
     "python bench/rebuild.py": HELP,

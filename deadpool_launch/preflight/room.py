@@ -9,7 +9,7 @@ from typing import Any
 from deadpool_launch.backends.base import Check
 from deadpool_launch.controller.wording import size
 from deadpool_launch.whatif.sizes import Layout, Model, Sizes, sizes, sizes_of_rank
-from deadpool_runtime.replication.placement import SLOTS
+from deadpool_runtime.replication.slotting import SLOTS
 
 #: As the launcher has it before the first step.
 _REMEDY = (
