@@ -121,8 +121,13 @@ class Cluster:
         """A rank goes on in this epoch; the first one to do so shows what all have."""
         if self._going_on.get(epoch) is None:
             self._going_on[epoch] = process.rank
-            there = [r for r in range(self.config.world_size) if r not in process.aside]
-            self.promises.resumed({r: self.current[r].state for r in there})
+            states = {
+                rank: each.state
+                for rank, each in self.current.items()
+                # One that died just now may have a successor, which has no part in this epoch.
+                if rank not in process.aside and each.born <= epoch
+            }
+            self.promises.resumed(states, shrunk=bool(process.aside))
 
     def spoilt(self, rank: int, state: State) -> State:
         """The state with a wrong value wherever another rank would show it."""
