@@ -118,8 +118,11 @@ class Cluster:
         return self.arenas.newest_whole(living, state.history, refused, present)
 
     def resumed(self, process: Process, epoch: int) -> None:
-        """A rank goes on in this epoch; the first one to do so shows what all have."""
-        if self._going_on.get(epoch) is None:
+        """A rank goes on in this epoch; the first one to do so shows what all have.
+
+        One that others have replaced, as on a node that thaws, shows nothing.
+        """
+        if self.current[process.rank] is process and epoch not in self._going_on:
             self._going_on[epoch] = process.rank
             states = {
                 rank: each.state

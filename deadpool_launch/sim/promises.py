@@ -249,7 +249,10 @@ class Promises:
             case ExitCode.OK:
                 self._trained()
             case ExitCode.SCRIPT_FAILED:
-                self._require(finish, bool(kinds & SCRIPT_KINDS), "the script did not fail")
+                # Connections that break again in the same step are taken for the script's doing.
+                twice = sum(fault.kind is FaultKind.LINK for fault in self.struck) > 1
+                failed = twice or bool(kinds & SCRIPT_KINDS)
+                self._require(finish, failed, "the script did not fail")
             case ExitCode.NO_SPARE:
                 spares = len(before.config.spares) + len(before.config.extras)
                 hurt = len(self.hurt_nodes | self.unwanted)
