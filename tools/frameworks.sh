@@ -10,10 +10,10 @@ if [ ! -e $venv/.ready ] || [ setup.cfg -nt $venv/.ready ] || [ constraints.txt 
     for packages in $venv/lib/python3*/site-packages; do
         "$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/base.pth"
     done
-    # Where mpi4py looks for the library of the package mpich.
-    ln -sf "$base"/lib/libmpi*.so* $venv/lib/
     "$base/bin/pip" --python $venv/bin/python install --quiet --disable-pip-version-check --constraint constraints.txt \
         --no-build-isolation --editable '.[transformers,lightning]'
     touch $venv/.ready
 fi
+# Where mpi4py, which lightning imports, looks for the library of the package mpich, and that for its own.
+ln -sfn "$base"/lib/libmpi*.so.* "$base"/lib/mpich $venv/lib/
 $venv/bin/python -m pytest tests/integrations "$@"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Metadata,
     _ResultMetric,
@@ -27,7 +28,12 @@ _COLLECTED = (
     *("_forward_cache", "_computed", "_update_count"),
 )
 
-
+#: What decides whether a ``ModelCheckpoint`` writes, which all ranks must find alike, and is not in
+#: its ``state_dict`` or not loaded from there.
+_LAST_SAVED = (
+    *("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation"),
+    "current_score",
+)
 #: Callbacks whose state is the time that has passed.
 _CLOCKS = frozenset({"Timer"})
 
@@ -58,6 +64,7 @@ class Counters:
             "metrics": {name: dict(getattr(connector, name)) for name in _METRICS},
             "results": {key: _saved(key, each) for key, each in results.items()},
             "callbacks": [_plain(each.state_dict()) for each in self._callbacks()],
+            "last_saved": [_plain(_last_saved(each)) for each in self._callbacks()],
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -75,14 +82,22 @@ class Counters:
         results.batch = results.batch_size = None
         for key, each in saved["results"].items():
             results[key] = _made(each, trainer)
-        for callback, state in zip(self._callbacks(), saved["callbacks"], strict=True):
+        states = zip(self._callbacks(), saved["callbacks"], saved["last_saved"], strict=True)
+        for callback, state, last_saved in states:
             if "dirpath" in state and hasattr(callback, "dirpath"):
                 callback.dirpath = state["dirpath"]  # a later process would number another one
-            if state:
-                callback.load_state_dict(state)
+            # An empty one too: the callback may have counted something in the step that was cut.
+            callback.load_state_dict(state)
+            vars(callback).update(last_saved)
 
     def _callbacks(self) -> list[Any]:
         return [each for each in self._trainer.callbacks if type(each).__name__ not in _CLOCKS]
+
+
+def _last_saved(callback: Any) -> dict[str, Any]:
+    if not isinstance(callback, ModelCheckpoint):
+        return {}
+    return {name: vars(callback)[name] for name in _LAST_SAVED if name in vars(callback)}
 
 
 def _go_on(loop: Any) -> None:

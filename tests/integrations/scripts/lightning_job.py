@@ -99,7 +99,8 @@ def main() -> None:
     parser.add_argument("--manual", action="store_true")
     parser.add_argument("--samples", type=int, default=43)
     args = parser.parse_args()
-    lightning.seed_everything(3 + RANK)
+    lightning.seed_everything(3)  # the sampler's seed too, which all ranks must share
+    torch.manual_seed(3 + RANK)
     hooks = Hooks()
     trainer = lightning.Trainer(
         strategy=DeadpoolStrategy(),
