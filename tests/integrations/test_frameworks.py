@@ -100,11 +100,20 @@ def test_a_loss_changes_nothing(
     assert lost.told == undisturbed.told
 
 
-@pytest.mark.parametrize("framework", ["transformers"], indirect=True)
-def test_a_language_model_of_the_library_goes_on_too(framework: str, tmp_path: Path) -> None:
-    option = "--language-model"
+@pytest.mark.parametrize(
+    ("framework", "option", "fault"),
+    [
+        ("transformers", "--language-model", "power-off:1@8"),
+        # No validation before the second epoch: nothing of it is set up before training.
+        ("lightning", "--late-validation", "power-off:1@10"),
+    ],
+    indirect=["framework"],
+)
+def test_another_kind_of_job_goes_on_too(
+    framework: str, option: str, fault: str, tmp_path: Path
+) -> None:
     whole = ran(framework, tmp_path / "whole", script=(option,))
-    lost = ran(framework, tmp_path / "lost", "--fault", "power-off:1@8", script=(option,))
+    lost = ran(framework, tmp_path / "lost", "--fault", fault, script=(option,))
     assert [each["verdict"] for each in lost.incidents] == ["continued"]
     assert without_clocks(lost.state) == without_clocks(whole.state)
     assert lost.told == whole.told

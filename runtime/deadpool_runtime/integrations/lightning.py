@@ -120,6 +120,7 @@ class ProtectedFitLoop(_FitLoop):
         counters = Counters(trainer)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         _release_sigterm(trainer)
+        self._load_validation()
         job = attach(
             strategy.model,
             strategy.optimizers,
@@ -135,6 +136,14 @@ class ProtectedFitLoop(_FitLoop):
                 if self.done:
                     step.stop()
             strategy.step = None
+
+    def _load_validation(self) -> None:
+        """Set up the validation's data now, while each process does that for itself: left to the
+        first validation, a replacement would wait in it for ranks that have done it before."""
+        if self.trainer.enable_validation:
+            self.trainer.validating = True
+            self.epoch_loop.val_loop.setup_data()
+            self.trainer.training = True
 
     def _run_step(self, counters: Counters, batches: list[Any]) -> None:
         """One optimizer step and all that comes with it."""
@@ -239,6 +248,8 @@ def _require_supported(trainer: Any, strategy: Any) -> None:
         "a communication hook": strategy._ddp_comm_hook is not None,
         "model averaging": strategy._model_averaging_period is not None,
         "reload_dataloaders_every_n_epochs": bool(trainer.reload_dataloaders_every_n_epochs),
+        "val_check_interval in time": getattr(trainer, "_val_check_time_interval", None)
+        is not None,
         "training_step(dataloader_iter)": fetcher is not None
         and not isinstance(fetcher, _PrefetchDataFetcher),
         **{f"the callback {name}": name in callbacks for name in hooks},
