@@ -145,6 +145,7 @@ def test_without_a_launcher_the_framework_trains_by_itself(framework: str, tmp_p
     [
         ("transformers", "--iterable", "IterableDataset"),
         ("lightning", "--manual", "The trainer uses manual optimization, which"),
+        ("lightning", "--clock", "The trainer uses val_check_interval in time, which"),
     ],
     indirect=["framework"],
 )

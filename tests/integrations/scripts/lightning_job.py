@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument("--die", default="", metavar="RANK:PLACE:STEP")
     parser.add_argument("--manual", action="store_true")
     parser.add_argument("--late-validation", action="store_true")
+    parser.add_argument("--clock", action="store_true")
     parser.add_argument("--samples", type=int, default=43)
     args = parser.parse_args()
     lightning.seed_everything(3)  # the sampler's seed too, which all ranks must share
@@ -112,7 +113,7 @@ def main() -> None:
         max_epochs=3,
         accumulate_grad_batches=1 if args.manual else 2,
         gradient_clip_val=None if args.manual else 1.0,
-        val_check_interval=5,
+        val_check_interval="00:00:10:00" if args.clock else 5,
         check_val_every_n_epoch=2 if args.late_validation else 1,
         num_sanity_val_steps=0 if args.late_validation else 2,
         log_every_n_steps=1,
