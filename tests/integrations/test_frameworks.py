@@ -100,18 +100,12 @@ def test_a_loss_changes_nothing(
     assert lost.told == undisturbed.told
 
 
-@pytest.mark.parametrize(
-    ("framework", "option", "fault"),
-    [
-        ("transformers", "--language-model", "power-off:1@8"),
+def test_another_kind_of_job_goes_on_too(framework: str, tmp_path: Path) -> None:
+    option, fault = {
+        "transformers": ("--language-model", "power-off:1@8"),
         # No validation before the second epoch: nothing of it is set up before training.
-        ("lightning", "--late-validation", "power-off:1@10"),
-    ],
-    indirect=["framework"],
-)
-def test_another_kind_of_job_goes_on_too(
-    framework: str, option: str, fault: str, tmp_path: Path
-) -> None:
+        "lightning": ("--late-validation", "power-off:1@10"),
+    }[framework]
     whole = ran(framework, tmp_path / "whole", script=(option,))
     lost = ran(framework, tmp_path / "lost", "--fault", fault, script=(option,))
     assert [each["verdict"] for each in lost.incidents] == ["continued"]
