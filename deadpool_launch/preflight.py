@@ -15,7 +15,7 @@ from typing import Any
 from deadpool_launch.backends.base import Check
 from deadpool_launch.options import LaunchOptions
 from deadpool_launch.preflight_probe import PREFIX
-from deadpool_slurm import parse, versions
+from deadpool_slurm import access, parse, versions
 
 _LITTLE_SHM_NBYTES = 1 << 30
 #: Clocks this far apart make logs misleading; nothing else depends on them.
@@ -44,6 +44,28 @@ NO_KILL_REMEDY = (
     "add the line '#SBATCH --no-kill' to the batch script and submit it again "
     "(if it was given on the sbatch or salloc command line: --assume-no-kill)"
 )
+
+
+_SLURM_REMEDY = (
+    "make Slurm's commands, its configuration and munge's socket available where the launcher runs "
+    "(in a container: bind them)"
+)
+
+
+def access_checks(way: access.Choice | None, *, srun: bool) -> list[Check]:
+    """Whether Slurm can be asked from here and steps be started, and how."""
+    checks: list[Check] = []
+    if not srun:
+        text = "srun is not on the PATH, and every agent is started with it"
+        checks.append(Check("slurm access", False, text, _SLURM_REMEDY))
+    if way is None:
+        return checks
+    if way.missing:
+        text = f"Slurm cannot be asked: {way.missing}"
+        remedy = f"{_SLURM_REMEDY}, or install deadpool-launch[pyslurm] for this Slurm"
+        return [*checks, Check("slurm access", False, text, remedy)]
+    what = "its commands" if way.way == access.COMMANDS else "pyslurm"
+    return [*checks, Check("slurm access", True, f"Slurm is asked by {what}, as {way.reason}")]
 
 
 def no_kill_check(evidence: str | None, assumed: bool, problem: str = "") -> Check:

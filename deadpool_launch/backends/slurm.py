@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import socket
 import sys
 import time
@@ -21,6 +22,7 @@ import msgspec
 
 from deadpool_launch import preflight
 from deadpool_launch.backends.adopted import AdoptedProcess
+from deadpool_launch.backends.asking import Asking
 from deadpool_launch.backends.base import (
     AgentHandle,
     Allocation,
@@ -31,13 +33,13 @@ from deadpool_launch.backends.base import (
 )
 from deadpool_launch.backends.slurm_orphans import OrphanStep
 from deadpool_launch.backends.slurm_steps import NodeProbe, SlurmAgent
-from deadpool_launch.errors import NotInAllocation, StartFailed, UnsuitableError
+from deadpool_launch.errors import NotInAllocation, StartFailed, UnsuitableError, UsageError
 from deadpool_launch.options import NOT_IN_ALLOCATION, LaunchOptions
 from deadpool_launch.preflight_probe import probe, token_path
 from deadpool_launch.sites import interfaces
 from deadpool_launch.sites.model import GENERIC, SiteConfig
-from deadpool_slurm import environ, parse, srun, versions
-from deadpool_slurm.client import CommandLineClient, SlurmClient, SlurmError
+from deadpool_slurm import access, environ, parse, srun, versions
+from deadpool_slurm.client import SlurmClient, SlurmError
 
 #: Run on a node after its agent. An arena whose lock is held belongs to a living agent.
 EPILOG = """\
@@ -56,7 +58,7 @@ def _epilog_path(log_path: Path) -> Path:
     return log_path.with_name("clean-node.sh")
 
 
-class SlurmBackend:
+class SlurmBackend(Asking):
     """``Backend`` on the nodes of the allocation this process runs in."""
 
     def __init__(
@@ -68,14 +70,20 @@ class SlurmBackend:
         #: The environment of the batch script.
         self.variables = os.environ if variables is None else variables
         self._job = environ.read_job(self.variables)
-        #: Slurm's commands; they block, so call them in a thread.
-        self.client: SlurmClient = client or CommandLineClient(self.variables)
+        self._way: access.Choice | None = None
+        #: Its calls block, so make them in a thread.
+        self.client = client or self._found_client()
         self._site = site
         self._allocation: Allocation | None = None
         self._started = 0
         self._agents: list[SlurmAgent | OrphanStep] = []
         #: Whether processes of launchers before this one are on another host.
         self._abroad = False
+
+    @property
+    def job_id(self) -> str:
+        """The job's."""
+        return self._found().job_id
 
     def discover(self, options: LaunchOptions) -> Allocation:
         """The nodes the job was given; those it has lost since are found by the preflight."""
@@ -124,7 +132,11 @@ class SlurmBackend:
     async def preflight(self, options: LaunchOptions) -> list[Check]:
         """Slurm's side of the job first, then one short step on every node."""
         allocation = self._found()
-        checks = await asyncio.to_thread(self._slurm_checks, allocation, options)
+        srun_path = shutil.which("srun", path=self.variables.get("PATH"))
+        checks = preflight.access_checks(self._way, srun=srun_path is not None)
+        if any(check.ok is False for check in checks):
+            return checks
+        checks += await asyncio.to_thread(self._slurm_checks, allocation, options)
         left_out = {check.leave_out for check in checks}
         nodes = [node for node in allocation.nodes if node not in left_out]
         return [*checks, *await self._probe(allocation, nodes, options)]
@@ -202,27 +214,6 @@ class SlurmBackend:
             end.timestamp() if end is not None else None,
         )
 
-    def requeue(self) -> None:
-        """``scontrol requeue``; the batch script is killed by it."""
-        try:
-            self.client.requeue(self._found().job_id)
-        except SlurmError as error:
-            raise SiteError(str(error)) from error
-
-    def cancel_waiting(self, name: str) -> None:
-        """``scancel`` of the user's jobs of this name that have not begun."""
-        try:
-            self.client.cancel_waiting(name)
-        except SlurmError as error:
-            raise SiteError(str(error)) from error
-
-    def comment(self, text: str) -> None:
-        """The job's ``Comment``, as ``squeue -o %k`` shows it."""
-        try:
-            self.client.comment(self._found().job_id, text)
-        except SlurmError as error:
-            raise SiteError(str(error)) from error
-
     def leave(self) -> None:
         """Let what was started go on."""
         self._agents.clear()
@@ -258,6 +249,14 @@ class SlurmBackend:
         fresh.write_text(EPILOG.format(job_id=self._found().job_id))
         fresh.chmod(0o700)
         fresh.rename(path)
+
+    def _found_client(self) -> SlurmClient:
+        try:
+            found = access.find(self.variables)
+        except access.BadAccess as error:
+            raise UsageError(str(error)) from error
+        self._way = found.choice
+        return found.client
 
     def _found(self) -> Allocation:
         assert self._allocation is not None, "discover comes first"
@@ -295,13 +294,18 @@ class SlurmBackend:
 
     def _no_kill_check(self, options: LaunchOptions) -> Check:
         assert self._job is not None
-        submission = self.client.submission(self._job.job_id)
-        evidence = None
-        if submission.asks_no_kill():
+        evidence, problem = None, ""
+        try:
+            submission = self.client.job(self._job.job_id, submission=True).submission
+        except SlurmError as error:
+            submission, problem = None, str(error)
+        if submission is not None and submission.asks_no_kill():
             evidence = "--no-kill was given at submission"
         elif self._job.no_kill_variable:
             evidence = "SBATCH_NO_KILL is set"
-        return preflight.no_kill_check(evidence, options.assume_no_kill, submission.problem)
+        if submission is not None:
+            problem = submission.problem
+        return preflight.no_kill_check(evidence, options.assume_no_kill, problem)
 
     async def _probe(
         self, allocation: Allocation, nodes: Sequence[str], options: LaunchOptions

@@ -36,6 +36,7 @@ from mini_cluster_nodes import (
     ProcessMark,
     inner_program,
     merged_environment,
+    node_environment,
     wait_until,
 )
 from mini_cluster_records import (
@@ -46,7 +47,14 @@ from mini_cluster_records import (
     job_record,
     queued_jobs,
 )
-from mini_cluster_settings import CGROUP_CONF, HEAD, check_machine, hosts_text, slurm_conf_text
+from mini_cluster_settings import (
+    HEAD,
+    cgroup_conf_text,
+    check_machine,
+    hosts_text,
+    slurm_conf_text,
+    slurm_variables,
+)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: From SIGTERM to SIGKILL at the end of a job, in seconds.
@@ -58,7 +66,8 @@ class MiniCluster:
 
     `slurmd_timeout_s` is how long Slurm waits for a silent node before it marks it DOWN; the
     default is Slurm's own. `directory` is where the cluster's directory is made, `visible` names
-    further directories under /tmp, /run or /dev/shm that every node must see.
+    further directories under /tmp, /run or /dev/shm that every node must see. `prefix` is where
+    another Slurm than Debian's is installed.
     """
 
     def __init__(
@@ -73,6 +82,7 @@ class MiniCluster:
         directory: Path | None = None,
         visible: Sequence[Path] = (),
         state_file: Path | None = None,
+        prefix: Path | None = None,
     ) -> None:
         self.node_names = tuple(f"n{number}" for number in range(1, nodes + 1))
         self._conf: dict[str, int] = {
@@ -85,6 +95,7 @@ class MiniCluster:
         self._directory = directory or Path(tempfile.gettempdir())
         self._visible = [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), *visible]
         self._state_file = state_file
+        self._prefix = prefix
         self._guardian: subprocess.Popen[bytes] | None = None
         self._root = Path()
         self._maybe_nodes: Nodes | None = None
@@ -94,11 +105,13 @@ class MiniCluster:
 
     def up(self, timeout_s: float = 180) -> None:
         """Start everything; returns when every node is idle."""
-        check_machine()
+        check_machine(self._prefix)
         try:
             outer = self._start_guardian()
             self._write_files(outer)
-            self._maybe_nodes = Nodes(self._root, outer, [self._root, *self._visible])
+            path = node_environment()["PATH"]
+            variables = slurm_variables(self._prefix, self._root, path)
+            self._maybe_nodes = Nodes(self._root, outer, [self._root, *self._visible], variables)
             self._nodes.start([HEAD, *self.node_names], timeout_s)
             self.wait_all_idle(timeout_s)
         except BaseException:
@@ -185,7 +198,7 @@ class MiniCluster:
         etc = self._root / "etc"
         (etc / "hosts").write_text(hosts_text(self.node_names))
         (etc / "resolv.conf").write_text("")  # Unknown names fail at once, without a time-out.
-        (etc / "slurm" / "cgroup.conf").write_text(CGROUP_CONF)
+        (etc / "slurm" / "cgroup.conf").write_text(cgroup_conf_text(self._prefix))
         self._write_slurm_conf()
         key = etc / "munge" / "munge.key"
         key.write_bytes(os.urandom(128))
@@ -339,7 +352,7 @@ class MiniCluster:
             text=True,
             capture_output=True,
             timeout=timeout_s,
-            env=merged_environment(env),
+            env=merged_environment({**self._nodes.variables, **(env or {})}),
         )
 
     def popen_on(
@@ -358,7 +371,7 @@ class MiniCluster:
         return subprocess.Popen(
             self._nodes.command(node, argv, chdir or self.base),
             text=True,
-            env=merged_environment(env),
+            env=merged_environment({**self._nodes.variables, **(env or {})}),
             start_new_session=True,
             **popen,
         )

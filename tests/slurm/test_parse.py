@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deadpool_slurm import parse
-from deadpool_slurm.client import SubmitText
+from deadpool_slurm import parse, submission
 from deadpool_slurm.parse import Health
+from deadpool_slurm.submission import SubmitText
 
 RECORDED = Path(__file__).with_name("recorded")
 
@@ -148,8 +148,8 @@ def test_any_text_is_read_without_an_exception(text: str) -> None:
     parse.parse_steps(text)
     parse.parse_sinfo(text)
     parse.expand_nodes(text)
-    parse.asks_no_kill(parse.sbatch_options(text))
-    parse.asks_no_kill(parse.submit_line_options(text))
+    submission.asks_no_kill(submission.sbatch_options(text))
+    submission.asks_no_kill(submission.submit_line_options(text))
 
 
 @given(
