@@ -229,7 +229,8 @@ def parse_whole_values(text: str) -> tuple[str | None, str | None]:
     """Submit line and comment in the output of ``scontrol --json show job ID``, as they were given.
 
     In text a value ends where it looks like the next key (``sbatch job.sh lr=3``). The shape of all
-    else in it changes with every version; these two are text since 23.02, the first to have it.
+    else in it changes with every version; these are text in all that have them: the comment is
+    there since 23.02, the line, as in text, since 25.11.
     """
     try:
         job = json.loads(text)["jobs"][0]

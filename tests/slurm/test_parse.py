@@ -64,6 +64,29 @@ def test_submit_line_of_later_versions() -> None:
     assert job.submit_line.startswith("sbatch -N4 --no-kill job.sh")
 
 
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        # 25.11 and later (data_parser v0.0.44, v0.0.45).
+        (
+            '{"jobs": [{"job_id": 7, "job_state": ["RUNNING"], "comment": "a b=c", '
+            '"submit_line": "sbatch --comment=\\"a b=c\\" -k job.sh"}], "errors": []}',
+            ('sbatch --comment="a b=c" -k job.sh', "a b=c"),
+        ),
+        # 23.02 (v0.0.39): a state is one word, and there is no submit line.
+        ('{"jobs": [{"job_state": "RUNNING", "comment": "x"}]}', (None, "x")),
+        # What there is not is empty.
+        ('{"jobs": [{"comment": "", "submit_line": ""}]}', (None, None)),
+        ('{"jobs": [{"comment": {"set": false}, "submit_line": 7}]}', (None, None)),
+        ('{"jobs": []}', (None, None)),
+        ('["jobs"]', (None, None)),
+        ("scontrol: unrecognized option '--json'", (None, None)),
+    ],
+)
+def test_values_that_text_cuts_short(text: str, values: tuple[str | None, str | None]) -> None:
+    assert parse.parse_whole_values(text) == values
+
+
 def test_job_made_with_stepmgr_is_known() -> None:
     job = parse.parse_job("JobId=9 JobState=RUNNING NodeList=a1 StepMgrEnabled=Yes BatchHost=a1")
     assert job is not None
@@ -146,6 +169,7 @@ def test_any_text_is_read_without_an_exception(text: str) -> None:
     parse.parse_nodes(text)
     parse.parse_config(text)
     parse.parse_steps(text)
+    parse.parse_whole_values(text)
     parse.parse_sinfo(text)
     parse.expand_nodes(text)
     submission.asks_no_kill(submission.sbatch_options(text))
