@@ -120,7 +120,9 @@ def test_what_a_pyslurm_prints_is_no_answer(tmp_path: Path) -> None:
         __version__ = "25.11.2"
         class PyslurmError(Exception): ...
         class RPCError(PyslurmError): ...
-        class Node: name, address, state, reason, total_cpus = "n1", "10.0.0.1", "IDLE+DRAIN", "x", 4
+        class Node:
+            name, address, total_cpus = "n1", "10.0.0.1", 4
+            state, reason = "IDLE+DRAIN", "x"
         class Nodes:
             @staticmethod
             def load(): return {"n1": Node}
