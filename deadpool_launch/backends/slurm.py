@@ -252,11 +252,10 @@ class SlurmBackend(Asking):
 
     def _found_client(self) -> SlurmClient:
         try:
-            found = access.find(self.variables)
+            found, self._way = access.find(self.variables)
         except access.BadAccess as error:
             raise UsageError(str(error)) from error
-        self._way = found.choice
-        return found.client
+        return found
 
     def _found(self) -> Allocation:
         assert self._allocation is not None, "discover comes first"

@@ -30,14 +30,6 @@ class Choice:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """A client, and how it came to be this one."""
-
-    client: SlurmClient
-    choice: Choice
-
-
 def choose(asked: str | None, absent: Sequence[str], probe: Callable[[], str]) -> Choice:
     """Which way to take. ``absent``: those of Slurm's commands that are not there. ``probe``: why
     pyslurm cannot be used, empty if it can; called only where that matters.
@@ -61,8 +53,8 @@ def choose(asked: str | None, absent: Sequence[str], probe: Callable[[], str]) -
 
 def find(
     variables: Mapping[str, str] | None = None, *, timeout_s: float = CALL_TIMEOUT_S
-) -> Access:
-    """The client for this environment. Raises ``BadAccess``."""
+) -> tuple[SlurmClient, Choice]:
+    """The client for this environment, and how it came to be this one. Raises ``BadAccess``."""
     given = os.environ if variables is None else variables
     path = given.get("PATH")
     absent = [program for program in PROGRAMS if shutil.which(program, path=path) is None]
@@ -79,12 +71,12 @@ def find(
 
     choice = choose(given.get(VARIABLE), absent, probe)
     if choice.way == PYSLURM:
-        return Access(pyslurm, choice)
-    return Access(CommandLineClient(given, timeout_s=timeout_s), choice)
+        return pyslurm, choice
+    return CommandLineClient(given, timeout_s=timeout_s), choice
 
 
 def client(
     variables: Mapping[str, str] | None = None, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> SlurmClient:
     """The client alone. Raises ``BadAccess``."""
-    return find(variables, timeout_s=timeout_s).client
+    return find(variables, timeout_s=timeout_s)[0]

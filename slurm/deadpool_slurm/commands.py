@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from deadpool_slurm import environ, parse, srun
-from deadpool_slurm.client import (
-    CALL_TIMEOUT_S,
-    Change,
-    Comment,
-    EndJob,
-    EndStep,
-    EndWaiting,
-    KeepNodes,
-    Requeue,
-    SlurmError,
-)
+from deadpool_slurm import client, environ, parse, srun
+from deadpool_slurm.calls import call
+from deadpool_slurm.client import CALL_TIMEOUT_S, SlurmError
 from deadpool_slurm.submission import SubmitText
 
 #: Without these nothing can be asked; ``sacct`` is of use where a site keeps accounts.
@@ -75,26 +65,26 @@ class CommandLineClient:
         """The table of ``scontrol show config``."""
         return parse.parse_config(self._run("scontrol", "show", "config"))
 
-    def do(self, change: Change) -> bool:
+    def do(self, change: client.Change) -> bool:
         """Make the change; false if there was nothing to change."""
         match change:
-            case EndStep():
+            case client.EndStep():
                 return self._end_step(change)
-            case EndJob():
+            case client.EndJob():
                 self._run(*srun.cancel_job(change.job_id))
-            case Requeue():
+            case client.Requeue():
                 self._run("scontrol", "requeue", change.job_id)
-            case EndWaiting():
+            case client.EndWaiting():
                 self._run(*srun.cancel_waiting(change.name, os.getuid()))
-            case Comment():
+            case client.Comment():
                 self._run(*srun.comment_job(change.job_id, change.text))
-            case KeepNodes():
+            case client.KeepNodes():
                 self._run(*srun.keep_nodes(change.job_id, parse.fold_nodes(change.nodes)))
             case _:
                 assert_never(change)
         return True
 
-    def _end_step(self, change: EndStep) -> bool:
+    def _end_step(self, change: client.EndStep) -> bool:
         step_id = self._steps(change.job_id).get(change.name)
         if step_id is None:
             return False
@@ -132,21 +122,7 @@ class CommandLineClient:
         return replace(facts, submit_line=line, comment=comment, submission=submitted)
 
     def _run(self, *argv: str) -> str:
-        try:
-            done = subprocess.run(
-                argv,
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=self._timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise SlurmError(f"{argv[0]} did not answer within {self._timeout_s:g} s") from None
-        except OSError as error:
-            raise SlurmError(f"{argv[0]} cannot be run: {error.strerror}") from error
+        done = call(argv, self._environ, self._timeout_s, argv[0])
         if done.returncode != 0:
             said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
             raise CommandFailed(f"{argv[0]}: {said}", done.stdout)

@@ -17,17 +17,8 @@ from typing import assert_never
 
 import psutil
 
-from deadpool_slurm import parse
-from deadpool_slurm.client import (
-    Change,
-    Comment,
-    EndJob,
-    EndStep,
-    EndWaiting,
-    KeepNodes,
-    Requeue,
-    SlurmError,
-)
+from deadpool_slurm import client, parse
+from deadpool_slurm.client import SlurmError
 from deadpool_slurm.submission import SubmitText
 
 _NODE_VARIABLE = "DEADPOOL_LOCAL_NODE"
@@ -99,25 +90,25 @@ class LocalClient:
         """There is nothing but a name."""
         return {"ClusterName": "local"}
 
-    def do(self, change: Change) -> bool:
+    def do(self, change: client.Change) -> bool:
         """Make the change; false if there was nothing to change."""
-        if not isinstance(change, EndWaiting):
+        if not isinstance(change, client.EndWaiting):
             self._check(change.job_id)
         match change:
-            case EndStep():
+            case client.EndStep():
                 return self._end_step(change.name, change.signal)
-            case EndJob():
+            case client.EndJob():
                 self._ended = True
                 self._kill(list(self._begun))
-            case KeepNodes():
+            case client.KeepNodes():
                 given_back = [node for node in self._nodes if node not in change.nodes]
                 self._nodes = [node for node in self._nodes if node in change.nodes]
                 self._kill(given_back)
-            case Comment():
+            case client.Comment():
                 self._comment = change.text
-            case EndWaiting():
+            case client.EndWaiting():
                 return False
-            case Requeue():
+            case client.Requeue():
                 raise SlurmError("there is no queue with --site local")
             case _:
                 assert_never(change)

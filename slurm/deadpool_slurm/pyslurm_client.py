@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,18 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, assert_never
 
-from deadpool_slurm import environ, parse
-from deadpool_slurm.client import (
-    CALL_TIMEOUT_S,
-    Change,
-    Comment,
-    EndJob,
-    EndStep,
-    EndWaiting,
-    KeepNodes,
-    Requeue,
-    SlurmError,
-)
+from deadpool_slurm import client, environ, parse
+from deadpool_slurm.calls import call
+from deadpool_slurm.client import CALL_TIMEOUT_S, SlurmError
 from deadpool_slurm.submission import SubmitText
 
 #: The Python that has pyslurm, if it is another than this one.
@@ -80,21 +70,21 @@ class PyslurmClient:
         """What the launcher looks at of Slurm's configuration."""
         return dict(self._ask("config"))
 
-    def do(self, change: Change) -> bool:
+    def do(self, change: client.Change) -> bool:
         """Make the change; false if there was nothing to change."""
         match change:
-            case EndStep():
+            case client.EndStep():
                 which = {"name": change.name, "signal_name": change.signal}
                 done = self._ask("end_step", job_id=_number(change.job_id), **which)
-            case EndJob():
+            case client.EndJob():
                 done = self._ask("end_job", job_id=_number(change.job_id))
-            case Requeue():
+            case client.Requeue():
                 done = self._ask("requeue", job_id=_number(change.job_id))
-            case EndWaiting():
+            case client.EndWaiting():
                 done = self._ask("end_waiting", name=change.name)
-            case Comment():
+            case client.Comment():
                 done = self._ask("comment", job_id=_number(change.job_id), text=change.text)
-            case KeepNodes():
+            case client.KeepNodes():
                 names = list(change.nodes)
                 done = self._ask("keep_nodes", job_id=_number(change.job_id), names=names)
             case _:
@@ -102,21 +92,8 @@ class PyslurmClient:
         return bool(done)
 
     def _ask(self, what: str, **about: Any) -> Any:
-        try:
-            done = subprocess.run(
-                [*self._argv, json.dumps({"ask": what, **about})],
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=self._timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise SlurmError(f"pyslurm did not answer within {self._timeout_s:g} s") from None
-        except OSError as error:
-            raise SlurmError(f"{self._argv[0]} cannot be run: {error.strerror}") from error
+        argv = [*self._argv, json.dumps({"ask": what, **about})]
+        done = call(argv, self._environ, self._timeout_s, "pyslurm")
         try:
             told = json.loads(done.stdout)
         except ValueError:

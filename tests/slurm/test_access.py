@@ -88,12 +88,12 @@ def stand_in(folder: Path, code: str) -> dict[str, str]:
 
 
 def test_without_the_commands_a_pyslurm_that_can_be_imported_is_taken(tmp_path: Path) -> None:
-    found = access.find(
+    client, choice = access.find(
         stand_in(tmp_path, "__version__ = '25.11.2'\nclass PyslurmError(Exception): ...")
     )
-    assert isinstance(found.client, PyslurmClient)
-    assert found.client.version() == "25.11.2"
-    assert found.choice.reason == "scontrol and squeue and scancel are not on the PATH"
+    assert isinstance(client, PyslurmClient)
+    assert client.version() == "25.11.2"
+    assert choice.reason == "scontrol and squeue and scancel are not on the PATH"
 
 
 FATAL = (
@@ -102,9 +102,9 @@ FATAL = (
 
 
 def test_a_pyslurm_that_ends_its_process_is_not_taken(tmp_path: Path) -> None:
-    found = access.find(stand_in(tmp_path, FATAL))
-    assert isinstance(found.client, CommandLineClient)
-    assert "(fatal: Could not establish a configuration source)" in found.choice.missing
+    client, choice = access.find(stand_in(tmp_path, FATAL))
+    assert isinstance(client, CommandLineClient)
+    assert "(fatal: Could not establish a configuration source)" in choice.missing
 
 
 def test_a_pyslurm_that_does_not_answer_has_a_deadline(tmp_path: Path) -> None:

@@ -14,15 +14,8 @@ import pytest
 from mini_cluster_nodes import wait_until
 from slurm_places import PATIENCE_S, ClusterPlace, LocalPlace, Place, wait_for
 
-from deadpool_slurm.client import (
-    Comment,
-    EndJob,
-    EndStep,
-    EndWaiting,
-    KeepNodes,
-    Requeue,
-    SlurmError,
-)
+from deadpool_slurm import client as slurm
+from deadpool_slurm.client import SlurmError
 from deadpool_slurm.parse import Health, JobFacts
 
 #: A folder without any of Slurm's commands.
@@ -125,32 +118,32 @@ def test_a_step_is_listed_until_it_is_ended(place: Place) -> None:
     first, _ = place.begin_step(job_id, one)
     second, _ = place.begin_step(job_id, other)
     assert {first, second} <= set(place.client.steps(job_id))
-    assert place.client.do(EndStep(job_id, first, "KILL"))
+    assert place.client.do(slurm.EndStep(job_id, first, "KILL"))
     until(lambda: first not in place.client.steps(job_id), "the step is gone")
     assert second in place.client.steps(job_id)
-    assert not place.client.do(EndStep(job_id, first, "KILL"))
-    assert place.client.do(EndStep(job_id, second))
+    assert not place.client.do(slurm.EndStep(job_id, first, "KILL"))
+    assert place.client.do(slurm.EndStep(job_id, second))
     until(lambda: second not in place.client.steps(job_id), "the other one is gone")
 
 
 def test_a_step_is_told_to_end(place: Place) -> None:
     job_id = place.begin_job()
     name, mark = place.begin_step(job_id, place.client.job(job_id).nodes[1])
-    assert place.client.do(EndStep(job_id, name, "TERM"))
+    assert place.client.do(slurm.EndStep(job_id, name, "TERM"))
     wait_for(mark.with_suffix(".told"))
     until(lambda: name not in place.client.steps(job_id), "the step is gone")
 
 
 def test_a_comment_is_shown_with_the_job(place: Place) -> None:
     job_id = place.begin_job()
-    assert place.client.do(Comment(job_id, "step 7 of 9, 'all' is well"))
+    assert place.client.do(slurm.Comment(job_id, "step 7 of 9, 'all' is well"))
     assert place.client.job(job_id).comment == "step 7 of 9, 'all' is well"
 
 
 def test_a_job_is_ended_with_its_steps(place: Place) -> None:
     job_id = place.begin_job()
     name, _ = place.begin_step(job_id, place.client.job(job_id).nodes[0])
-    assert place.client.do(EndJob(job_id))
+    assert place.client.do(slurm.EndJob(job_id))
 
     def over() -> bool:
         job = seen(place, job_id)
@@ -163,7 +156,7 @@ def test_a_job_is_ended_with_its_steps(place: Place) -> None:
 def test_nodes_are_given_back(place: Place) -> None:
     job_id = place.begin_job()
     kept, _ = place.client.job(job_id).nodes
-    assert place.client.do(KeepNodes(job_id, (kept,)))
+    assert place.client.do(slurm.KeepNodes(job_id, (kept,)))
     until(lambda: place.client.job(job_id).nodes == (kept,), "the job is smaller")
 
 
@@ -172,7 +165,7 @@ def test_only_waiting_jobs_of_a_name_are_ended(place: Place) -> None:
     if isinstance(place, ClusterPlace):
         for name in ("chain", "other"):
             place.queue(name)
-    place.client.do(EndWaiting("chain"))
+    place.client.do(slurm.EndWaiting("chain"))
     until(lambda: not place.waiting("chain"), "it is out of the queue")
     assert len(place.waiting("other")) == place.is_slurm
     assert place.client.job(job_id).state == "RUNNING"
@@ -182,10 +175,10 @@ def test_a_job_is_put_back_into_the_queue_where_there_is_one(place: Place) -> No
     job_id = place.begin_job(options=["--requeue", "--job-name=again"])
     if not place.is_slurm:
         with pytest.raises(SlurmError, match="there is no queue"):
-            place.client.do(Requeue(job_id))
+            place.client.do(slurm.Requeue(job_id))
         return
     assert place.client.job(job_id).can_requeue is True
-    assert place.client.do(Requeue(job_id))
+    assert place.client.do(slurm.Requeue(job_id))
     until(lambda: place.waiting("again") == [job_id], "it waits")
 
 

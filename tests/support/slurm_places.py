@@ -33,9 +33,12 @@ while true; do sleep 0.1; done
 class Place(Protocol):
     """Where a job of two nodes can be had."""
 
-    client: SlurmClient
     #: Whether there is a queue.
     is_slurm: bool
+
+    @property
+    def client(self) -> SlurmClient:
+        """What is tested."""
 
     def begin_job(self, *, options: Sequence[str] = ()) -> str:
         """A job that runs; its id."""
