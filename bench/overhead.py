@@ -70,6 +70,10 @@ CASES = (
     Case("zero1", 512, 6, 2048),
     Case("fsdp", 512, 6, 512),
     Case("fsdp", 512, 6, 2048),
+    # A sixth of the operations a byte of the first run above, in steps short enough to be many.
+    Case("ddp", 64, 2, 16_384),
+    Case("zero1", 64, 2, 16_384),
+    Case("fsdp", 64, 2, 16_384),
     # As many operations a byte as the runs above: little state, many tokens.
     Case("ddp", 64, 2, 98_304),
     Case("zero1", 64, 2, 98_304),

@@ -354,6 +354,7 @@ def _given(
         restore_s=options.restore_timeout_s,
         load_s=options.load_timeout_s,
         max_restarts=options.max_restarts,
+        replication_factor=options.replication_factor,
         rules=rules,
         max_attempts=options.max_attempts,
         node_restarts=options.local_restarts,

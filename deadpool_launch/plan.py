@@ -98,6 +98,7 @@ def make_plan(
     rest = ordered[active_count:]
     spares = _choose_spares(rest, spare_count, batch_host, options)
     left_over = tuple(node for node in rest if node not in spares)
+    _check_factor(active, spares, options)
     extras = left_over if options.extra_nodes == "spares" else ()
     unused = tuple(node for node in nodes if node not in (*active, *spares, *extras, *left_out))
 
@@ -201,6 +202,20 @@ def _check_sizes(total: int, active_count: int, options: LaunchOptions) -> None:
     for fault in options.faults:
         if fault.rank is not None and fault.rank >= world_size:
             raise UsageError(f"--fault {fault}: ranks go from 0 to {world_size - 1}")
+
+
+def _check_factor(active: Sequence[str], spares: Sequence[str], options: LaunchOptions) -> None:
+    """There must be so many other nodes that hold replicas; a single one is no must."""
+    waiting = spares if options.spare_start == "at-start" else ()
+    total, factor = len(active) + len(waiting), options.replication_factor
+    if 1 < factor >= total:
+        held = f"{_count(len(active), 'active node')} and {_count(len(waiting), 'spare')}"
+        idle = "; spares that start on failure hold none" if len(waiting) < len(spares) else ""
+        raise UsageError(
+            f"replication.factor {factor}: replicas go to so many other nodes, and {held} make "
+            f"{max(0, total - 1)}{idle}: allocate {factor + 1} nodes or more, or set at most "
+            f"{max(1, total - 1)}"
+        )
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

@@ -149,11 +149,14 @@ def _check_protection(state: State) -> None:
         _check(state, state.protecting, "redundancy is missed only after it was there")
     if state.phase is not Phase.TRAINING or not state.protecting or state.steps_over:
         return
-    for rank, holder in state.holders.items():
-        if holder is not None:
+    for rank, first in state.holders.items():
+        all_of_it = () if first is None else (first, *first.more)
+        names = {holder.node for holder in all_of_it}
+        for holder in all_of_it:
             node = state.nodes[holder.node]
             _check(state, holder.address == node.replicator, f"rank {rank}: its holder serves")
-            _check(state, holder.node != state.node_of(rank), f"rank {rank}: its holder is another")
+        _check(state, state.node_of(rank) not in names, f"rank {rank}: its holder is another")
+        _check(state, len(names) == len(all_of_it), f"rank {rank}: its holders are different nodes")
 
 
 def _check_rank(state: State, rank: Rank, node: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from msgspec import structs
+
 from deadpool_launch.controller import beginning
 from deadpool_launch.controller.events import IncidentMark
 from deadpool_launch.controller.states import (
@@ -170,10 +172,14 @@ def keep_holders(turn: Turn) -> None:
 
 
 def tell_unheld(turn: Turn, before: Mapping[int, protocol.Holder | None]) -> None:
-    """Tell people when nobody is left to hold what somebody held ``before``."""
+    """Tell people when fewer are left to hold what so many held ``before``, or nobody."""
     after = turn.state.holders
-    if any(after[rank] is None and before.get(rank) is not None for rank in after):
+    if any(_count(after[rank]) < _count(before.get(rank)) for rank in after):
         _say_unheld(turn)
+
+
+def _count(holder: protocol.Holder | None) -> int:
+    return 0 if holder is None else 1 + len(holder.more)
 
 
 def _choose(state: State) -> tuple[dict[int, Holding | None], Electors]:
@@ -186,7 +192,8 @@ def _choose(state: State) -> tuple[dict[int, Holding | None], Electors]:
     )
     node_of = _node_of(state)
     segments = {rank: sizes for rank, sizes in _segments(state).items() if node_of[rank] in names}
-    return choose_holders(segments, node_of, nodes), electors
+    factor = state.config.replication_factor
+    return choose_holders(segments, node_of, nodes, factor), electors
 
 
 def _electors(state: State) -> Electors:
@@ -201,10 +208,17 @@ def _electors(state: State) -> Electors:
 def _holder(turn: Turn, holding: Holding | None) -> protocol.Holder | None:
     if holding is None:
         return None
-    address = turn.state.nodes[holding.node].replicator
-    assert address is not None, "a holder was chosen among nodes with a replicator"
     deputy = None if holding.deputy is None else turn.state.nodes[holding.deputy].replicator
-    return protocol.Holder(holding.node, address, list(holding.segments), deputy)
+    first, *more = (
+        protocol.Holder(share.node, _listening(turn.state.nodes[share.node]), list(share.segments))
+        for share in holding.shares
+    )
+    return structs.replace(first, deputy=deputy, more=more)
+
+
+def _listening(node: Node) -> protocol.Address:
+    assert node.replicator is not None, "a holder was chosen among nodes with a replicator"
+    return node.replicator
 
 
 def _segments(state: State) -> dict[int, Mapping[Ranks, int]]:
@@ -230,6 +244,14 @@ def _say_unheld(turn: Turn) -> None:
         )
         if turn.state.incident is not None:
             turn.mark("redundancy gone", f"{ranks_text(unheld)} on {nodes}")
+        return
+    wanted = turn.state.config.replication_factor
+    fewest = min(map(_count, turn.state.holders.values()), default=0)
+    if 0 < fewest < wanted:
+        turn.say(
+            f"so few nodes are up that each rank's replica goes to {fewest} of them instead of "
+            f"{wanted} (replication.factor)"
+        )
 
 
 # ---------------------------------------------------------------- redundancy

@@ -409,6 +409,17 @@ KEYS: tuple[Key, ...] = (
         word="auto",
     ),
     Key(
+        "replication.factor",
+        "replication_factor",
+        Count(1),
+        "How many nodes may be lost at once, with their copies, without going back to a durable "
+        "checkpoint: what is on fewer nodes than that and one more is kept by so many neighbours, "
+        "in different failure domains where there are so many. Each of them takes memory for "
+        "three replicas, and training waits for all. There must be more nodes than that, spares "
+        "with spares.start: at-start among them. With 1, RNG, data position and the like go to two "
+        "nodes all the same.",
+    ),
+    Key(
         "replication.mpi",
         "mpi",
         Choice(tuple(kind for kind in get_args(Mpi) if kind != "mpiexec")),

@@ -4,6 +4,7 @@ disk.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,8 @@ class Put:
     epoch: int
     source: protocol.Address
     to: protocol.Address
-    #: Whether the rank waits for it.
-    confirms: bool
+    #: What is done in the process when it is there.
+    confirm: Callable[[], None] | None
     #: Whether another replica of the same step may be overwritten.
     replaces: bool
 
@@ -134,9 +135,17 @@ class Copying:
         if holder is None:
             process.confirm(epoch, copy.step)
             return
-        self._send(process, copy, epoch, holder.address, holder.segments, True)
+        lacking = {each.node for each in (holder, *holder.more)}
+        for each in (holder, *holder.more):
+
+            def confirm(node: str = each.node) -> None:
+                lacking.discard(node)
+                if not lacking:
+                    process.confirm(epoch, copy.step)
+
+            self._send(process, copy, epoch, each.address, each.segments, confirm)
         if holder.deputy is not None:
-            self._send(process, copy, epoch, holder.deputy, [], False)
+            self._send(process, copy, epoch, holder.deputy, [], None)
 
     def _send(
         self,
@@ -145,7 +154,7 @@ class Copying:
         epoch: int,
         to: protocol.Address,
         segments: list[tuple[int, ...]],
-        confirms: bool,
+        confirm: Callable[[], None] | None,
     ) -> None:
         missing = [ranks for ranks in copy.segments if ranks not in segments]
         replica = protocol.Copy(copy.rank, copy.step, copy.epoch, True, list(segments), missing)
@@ -156,7 +165,7 @@ class Copying:
             to.host,
             self._cluster.queue.delay(0.05),
             self._arriving,
-            Put(process, kept, epoch, source, to, confirms, not process.restoring),
+            Put(process, kept, epoch, source, to, confirm, not process.restoring),
         )
 
     def _arriving(self, put: Put) -> None:
@@ -181,8 +190,8 @@ class Copying:
             self._confirm(put)
 
     def _confirm(self, put: Put) -> None:
-        if put.confirms:
-            put.process.when(0.02, put.process.confirm, put.epoch, put.kept.copy.step)
+        if put.confirm is not None:
+            put.process.when(0.02, put.confirm)
 
     def _can_arrive(self, put: Put) -> bool:
         """Whether both replicators are still who they were, and the epoch is not fenced off."""

@@ -41,6 +41,14 @@ def _has_unheld(state: JobState) -> bool:
     return state.protecting and None in state.holders.values()
 
 
+def _covers(state: JobState) -> int:
+    """How many nodes can be lost at once: as many as each rank has holders, once all confirmed."""
+    if state.phase is not Phase.TRAINING or not state.ranks.all_protected(state.epoch):
+        return 0
+    holders = [state.holders.get(rank.rank) for rank in state.present()]
+    return min((0 if each is None else 1 + len(each.more) for each in holders), default=0)
+
+
 class PromiseBroken(AssertionError):
     """Something happened that must never happen; the text says what."""
 
@@ -68,18 +76,25 @@ class Promises:
         self._opened: list[int] = []
         self._closed: list[int] = []
         self._born: set[tuple[int, int]] = set()
+        #: How many nodes could be lost without a step when the first fault struck.
+        self._covers = 0
         #: Ranks were set aside: the numbers are no longer those of an undisturbed run.
         self._shrunk = False
-        #: Until when some rank had no holder, and whether a fault struck then or shortly after.
+        #: Until when some rank had no holder, and when faults struck then or shortly after; those
+        #: from before an incident are forgotten when it closes.
         self._unheld_until = -CONFIRM_S
-        self._struck_bare = False
+        self._struck_bare: list[float] = []
+        self._opened_at = 0.0
 
     def hit(self, fault: Fault, node: str) -> None:
         """A fault found its target on ``node``."""
+        if not self.struck:
+            self._covers = _covers(self._cluster.launcher.state)
         self.struck.append(fault)
         now = self._cluster.queue.now
         recently = now <= self._unheld_until + CONFIRM_S
-        self._struck_bare |= recently or _has_unheld(self._cluster.launcher.state)
+        if recently or _has_unheld(self._cluster.launcher.state):
+            self._struck_bare.append(now)
         self.touched.add(node)
         if fault.kind in NODE_KINDS:
             self.hurt_nodes.add(node)
@@ -155,9 +170,11 @@ class Promises:
                     if all(fault.kind is FaultKind.DRAIN for fault in self.struck):
                         self._planned_well(before, after)
                     self._opened.append(number)
+                    self._opened_at = self._cluster.queue.now
                 case IncidentClosed(number=number, reason=reason, replayed_steps=replayed):
                     self._reasoned(action, reason)
                     self._closed.append(number)
+                    self._struck_bare = [at for at in self._struck_bare if at > self._opened_at]
                     if replayed and all(f.kind is FaultKind.DRAIN for f in self.struck):
                         raise PromiseBroken(f"a planned move runs {replayed} steps again")
                 case Finish(reason=reason):
@@ -270,6 +287,9 @@ class Promises:
         self._require(finish, whole < 0, f"step {whole} is whole in memory")
         newest = self._cluster.disk.newest(refused)
         self._require(finish, newest is None, f"the checkpoint of step {newest} is good")
+        copied = before.unprotected == 0 and not any(f.kind in _COPY_KINDS for f in self.struck)
+        if copied and len(self.struck) <= self._covers:
+            raise PromiseBroken(f"{len(self.struck)} faults of {self._covers}: {finish.reason}")
 
     def _one_fault(self, before: JobState, finish: Finish) -> None:
         """One fault never ends a job that trains while a spare is left, unless it is the script's

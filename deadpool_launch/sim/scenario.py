@@ -51,6 +51,7 @@ def quick_config(
     extras: int = 0,
     readmit_after_s: float | None = None,
     node_restarts: int | None = None,
+    replication_factor: int = 1,
 ) -> Config:
     """Short deadlines, so that escalation happens within a few simulated seconds."""
     return Config(
@@ -77,6 +78,7 @@ def quick_config(
         node_restarts=node_restarts,
         node_restarts_within_s=RESTARTS_WITHIN_S,
         quarantine_within_s=3,
+        replication_factor=replication_factor,
     )
 
 
@@ -103,6 +105,7 @@ def random_scenario(
         extras=1 if dice.random() < 0.1 else 0,
         readmit_after_s=dice.choice((None, 0.2, 1.0)),
         node_restarts=random.Random(f"restarts {seed}").choice((None, None, 0, 1, 2)),
+        replication_factor=random.Random(f"factor {seed}").choice((1, 1, 2, 3)),
     )
     attaches = dice.random() < 0.9
     layout = dice.choice(list(LayoutKind))

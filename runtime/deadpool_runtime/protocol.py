@@ -77,13 +77,15 @@ class Holder(msgspec.Struct, frozen=True):
 
     ``segments``: the names of the segments that are to be sent (see ``replication.naming``); the
     own part always is. ``deputy``: the replicator of a third node, which gets the own part alone;
-    it is small, so that two nodes may be lost at once while all else is with other ranks.
+    it is small, so that two nodes may be lost at once while all else is with other ranks. ``more``:
+    further holders, each with what it gets; a step is confirmed once all of them have theirs.
     """
 
     node: str
     address: Address
     segments: list[tuple[int, ...]]
     deputy: Address | None = None
+    more: list[Holder] = []
 
 
 class Piece(msgspec.Struct, frozen=True):

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from deadpool_runtime import parking, protocol
 from deadpool_runtime.durable import index
 from deadpool_runtime.replication.naming import Ranks
@@ -68,6 +70,7 @@ class FakeLauncher:
     ``on_message(launcher, rank, message)`` sees every message before it is acted on, which is
     where a test kills. ``confirm``: if false, every holder is at an address where nobody listens,
     so that no replica is ever confirmed. ``domains``: failure domain of nodes ("node0", …).
+    ``factor``: how many holders each rank has.
     ``checkpoint_dir``, ``checkpoint_every``: durable checkpoints, see ``protocol.JobSpec``.
     ``allow_failure``: a script that fails ends the job, and all its ranks, instead of raising
     ``JobFailed``.
@@ -87,6 +90,7 @@ class FakeLauncher:
         fault_steps: dict[int, int] | None = None,
         confirm: bool = True,
         domains: dict[str, str] | None = None,
+        factor: int = 1,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
         allow_failure: bool = False,
@@ -107,6 +111,7 @@ class FakeLauncher:
         self._ranks: dict[int, FakeRank] = {}
         self._nproc_per_node = nproc_per_node
         self._domains = domains
+        self._factor = factor
         self._checkpoint_dir = checkpoint_dir
         self._checkpoint_every = checkpoint_every
         self._saved: dict[tuple[int, int], set[int]] = {}
@@ -385,18 +390,22 @@ class FakeLauncher:
     def _choose_holders(self) -> dict[int, protocol.Holder | None]:
         nodes = {node.name: node for node in self._nodes}
         node_of = {rank: self.node(rank).name for rank in self._segments}
-        found = choose_holders(self._segments, node_of, Nodes(tuple(nodes), (), self._domains))
-        self._holders = {
-            rank: None
-            if holding is None
-            else protocol.Holder(
-                holding.node,
-                nodes[holding.node].address if self._confirm else protocol.Address("127.0.0.1", 1),
-                list(holding.segments),
-                None if holding.deputy is None else nodes[holding.deputy].address,
-            )
-            for rank, holding in found.items()
-        }
+        among = Nodes(tuple(nodes), (), self._domains)
+        nowhere = protocol.Address("127.0.0.1", 1)
+        self._holders = {}
+        for rank, holding in choose_holders(self._segments, node_of, among, self._factor).items():
+            self._holders[rank] = None
+            if holding is not None:
+                first, *more = (
+                    protocol.Holder(
+                        share.node,
+                        nodes[share.node].address if self._confirm else nowhere,
+                        list(share.segments),
+                    )
+                    for share in holding.shares
+                )
+                deputy = None if holding.deputy is None else nodes[holding.deputy].address
+                self._holders[rank] = structs.replace(first, deputy=deputy, more=more)
         return self._holders
 
     def _plan(self) -> None:

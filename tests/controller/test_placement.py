@@ -17,6 +17,7 @@ from deadpool_runtime.replication.placement import (
     Fetch,
     Holding,
     Nodes,
+    Share,
     agree,
     choose_holders,
     counts,
@@ -79,8 +80,8 @@ def ddp(nodes: int, nproc: int, spares: tuple[str, ...] = (), own: int = 0) -> L
     )
 
 
-def holders_of(layout: Layout) -> dict[int, Holding | None]:
-    return choose_holders(layout.segments, layout.node_of, layout.nodes)
+def holders_of(layout: Layout, factor: int = 1) -> dict[int, Holding | None]:
+    return choose_holders(layout.segments, layout.node_of, layout.nodes, factor)
 
 
 # ---------------------------------------------------------------- holders
@@ -205,6 +206,53 @@ def test_shared_parameters_are_not_sent() -> None:
     }
 
 
+@COUNT
+@given(layouts(), st.integers(2, 4))
+def test_every_holder_is_another_node_and_domain_as_far_as_there_are(
+    layout: Layout, factor: int
+) -> None:
+    nodes = layout.nodes
+    everywhere = {*nodes.active, *nodes.spares}
+    domains = {nodes.domain(node) for node in everywhere}
+    for rank, holding in holders_of(layout, factor).items():
+        places = [layout.node_of[rank], *(s.node for s in (holding.shares if holding else ()))]
+        assert len(set(places)) == len(places) == min(factor + 1, len(everywhere))
+        there = {nodes.domain(node) for node in places}
+        assert len(there) == min(factor + 1, len(domains))
+        assert holding is None or holding.deputy is None or len(holding.shares) == 1
+
+
+@COUNT
+@given(layouts(), st.integers(1, 4))
+def test_the_first_holder_of_several_is_the_only_one_of_one(layout: Layout, factor: int) -> None:
+    alone, several = holders_of(layout), holders_of(layout, factor)
+    assert {rank: h and h.node for rank, h in alone.items()} == {
+        rank: h and h.node for rank, h in several.items()
+    }
+
+
+def test_second_holders_are_spread_as_the_first_are() -> None:
+    layout = ddp(5, 2, own=10)
+    for rank, holding in holders_of(layout, 2).items():
+        assert holding is not None
+        own = int(layout.node_of[rank][1])
+        first, second = f"n{own % 5 + 1}", f"n{(own + 1) % 5 + 1}"
+        assert holding == Holding(first, ((rank,),), None, (Share(second, ((rank,),)),))
+
+
+def test_what_a_peer_has_is_sent_only_where_that_is_not_enough() -> None:
+    """HSDP 2x2: two nodes have each part, and two holders make three of them."""
+    pairs: dict[int, Ranks] = {0: (0, 2), 1: (1, 3), 2: (0, 2), 3: (1, 3)}
+    segments: dict[int, dict[Ranks, int]] = {rank: {pair: 9} for rank, pair in pairs.items()}
+    names = ("n1", "n2", "n3", "n4")
+    assert choose_holders(segments, dict(enumerate(names)), Nodes(names), 2) == {
+        0: Holding("n3", (), None, (Share("n4", ((0, 2),)),)),
+        1: Holding("n4", (), None, (Share("n1", ((1, 3),)),)),
+        2: Holding("n1", (), None, (Share("n2", ()),)),
+        3: Holding("n2", (), None, (Share("n3", ()),)),
+    }
+
+
 def test_two_racks_of_two_hold_for_each_other_evenly() -> None:
     layout = ddp(4, 1)
     nodes = Nodes(layout.nodes.active, (), {"n1": "a", "n2": "a", "n3": "b", "n4": "b"})
@@ -216,9 +264,9 @@ def test_two_racks_of_two_hold_for_each_other_evenly() -> None:
 
 
 @COUNT
-@given(layouts())
-def test_need_is_three_slots_of_everything_kept(layout: Layout) -> None:
-    holders = holders_of(layout)
+@given(layouts(), st.integers(1, 3))
+def test_need_is_three_slots_of_everything_kept(layout: Layout, factor: int) -> None:
+    holders = holders_of(layout, factor)
     own = {rank: 5 for rank in layout.segments}
     found = needs(layout.segments, own, layout.node_of, holders)
     assert {rank for need in found.values() for rank in need.ranks} == set(layout.segments)
@@ -228,23 +276,33 @@ def test_need_is_three_slots_of_everything_kept(layout: Layout) -> None:
         least = sum(sum(layout.segments[rank].values()) + 5 for rank in need.ranks)
         assert need.copy_nbytes >= least
         assert need.nbytes == SLOTS * (need.copy_nbytes + need.held_nbytes)
+    sent = sum(
+        layout.segments[rank][name]
+        for rank, holding in holders.items()
+        if holding is not None
+        for share in holding.shares
+        for name in share.segments
+    )
+    assert sum(need.held_nbytes for need in found.values()) >= sent
 
 
 # ---------------------------------------------------------------- the step to go back to
 
 
-def copies_of(layout: Layout, steps: dict[int, list[int]], epoch: int = 1) -> dict[str, list[Copy]]:
+def copies_of(
+    layout: Layout, steps: dict[int, list[int]], epoch: int = 1, factor: int = 1
+) -> dict[str, list[Copy]]:
     """Own copies of these steps on each rank's node, and the replicas at their holders."""
     copies: dict[str, list[Copy]] = {}
-    for rank, holding in holders_of(layout).items():
+    for rank, holding in holders_of(layout, factor).items():
         everything = sorted(layout.segments[rank])
         for step in steps[rank]:
             own = Copy(rank, step, epoch, False, everything, [])
             copies.setdefault(layout.node_of[rank], []).append(own)
-            if holding is not None:
-                missing = [ranks for ranks in everything if ranks not in holding.segments]
-                replica = Copy(rank, step, epoch, True, list(holding.segments), missing)
-                copies.setdefault(holding.node, []).append(replica)
+            for share in holding.shares if holding is not None else ():
+                missing = [ranks for ranks in everything if ranks not in share.segments]
+                replica = Copy(rank, step, epoch, True, list(share.segments), missing)
+                copies.setdefault(share.node, []).append(replica)
     return copies
 
 
@@ -263,6 +321,27 @@ def test_loss_of_any_node_leaves_the_step_whole(
     assert agreement.step == step
     check_fetches(layout, left, node_of, step, agreement.fetches)
     assert all(bool(agreement.fetches[rank]) == (node_of[rank] == "new") for rank in node_of)
+
+
+@COUNT
+@given(layouts(), st.integers(1, 4), st.booleans(), st.data())
+def test_loss_of_as_many_nodes_or_domains_as_there_are_holders_leaves_the_step_whole(
+    layout: Layout, factor: int, domains: bool, data: st.DataObject
+) -> None:
+    everywhere = (*layout.nodes.active, *layout.nodes.spares)
+    place = {node: layout.nodes.domain(node) if domains else node for node in everywhere}
+    places = sorted(set(place.values()))
+    if factor >= len(places):
+        return
+    copies = copies_of(layout, {rank: [7] for rank in layout.node_of}, factor=factor)
+    gone = data.draw(st.sets(st.sampled_from(places), min_size=factor, max_size=factor))
+    node_of = {
+        rank: f"new-{at}" if place[at] in gone else at for rank, at in layout.node_of.items()
+    }
+    left = {node: kept for node, kept in copies.items() if place[node] not in gone}
+    agreement = agree(left, [], node_of)
+    assert agreement.step == 7
+    check_fetches(layout, left, node_of, 7, agreement.fetches)
 
 
 def check_fetches(

@@ -301,8 +301,8 @@ class Bench:
         epoch = self.state.epoch if epoch is None else epoch
         mine = self.arenas.setdefault(self.state.node_of(rank), {})
         mine[rank, False, step % 3] = protocol.Copy(rank, step, epoch, False, segments, [])
-        holder = self.state.holders.get(rank)
-        if holder is not None:
+        first = self.state.holders.get(rank)
+        for holder in () if first is None else (first, *first.more):
             missing = [ranks for ranks in segments if ranks not in holder.segments]
             replica = protocol.Copy(rank, step, epoch, True, holder.segments, missing)
             self.arenas.setdefault(holder.node, {})[rank, True, step % 3] = replica
@@ -505,6 +505,7 @@ def _value(value: object) -> str:
             return f"{host}:{port}"
         case protocol.Holder(node=node, address=address, segments=segments, deputy=deputy):
             also = f", deputy at {_value(deputy)}" if deputy is not None else ""
+            also += "".join(f", then {_value(each)}" for each in value.more)
             return f"{node}@{address.port}{_segments(segments)}{also}"
         case protocol.Piece(source=source, rank=rank, replica=replica, segments=segments):
             kind = ("replica" if replica else "copy") + (" (base)" if value.base else "")

@@ -120,6 +120,7 @@ def test_deadlines_of_the_options_are_those_of_the_controller() -> None:
         options.local_restarts,
         options.incidents,
         options.checkpoint_keep,
+        options.replication_factor,
     ) == (
         config.rank_start_s,
         config.park_s,
@@ -131,6 +132,7 @@ def test_deadlines_of_the_options_are_those_of_the_controller() -> None:
         config.node_restarts,
         config.max_incidents,
         config.checkpoint_keep,
+        config.replication_factor,
     )
 
 

@@ -23,6 +23,28 @@ def options(**changes: object) -> LaunchOptions:
     return LaunchOptions(script="/train.py", **changes)  # type: ignore[arg-type]
 
 
+# ---------------------------------------------------------------- holders of replicas
+
+
+def test_there_are_more_nodes_than_a_replica_has_holders() -> None:
+    """Spares that start on failure hold nothing before."""
+    both = options(replication_factor=4, spares=2)
+    assert make_plan(NODES, None, both).active == ("n1", "n2", "n3")
+    with pytest.raises(UsageError) as refused:
+        make_plan(NODES, None, options(replication_factor=5, spares=2))
+    assert str(refused.value) == (
+        "replication.factor 5: replicas go to so many other nodes, and 3 active nodes and 2 spares "
+        "make 4: allocate 6 nodes or more, or set at most 4"
+    )
+    with pytest.raises(UsageError, match=r"1 active node and 0 spares make 0: allocate 3 nodes"):
+        make_plan(("n1",), None, options(replication_factor=2))
+    late = options(replication_factor=3, spares=2, spare_start="on-failure")
+    with pytest.raises(UsageError, match=r"3 active nodes and 0 spares make 2; spares that start "):
+        make_plan(NODES, None, late)
+    # One holder is asked for by nobody: a single node trains without.
+    assert make_plan(("n1",), None, options()).active == ("n1",)
+
+
 # ---------------------------------------------------------------- arithmetic
 
 

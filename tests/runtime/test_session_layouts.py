@@ -125,6 +125,20 @@ def test_a_rank_that_is_lost_with_its_holder_is_not_made_up(
         run_layout(layout, on_message=power_off_with_holder([]))
 
 
+@pytest.mark.parametrize(
+    "layout", ["zero", *(pytest.param(each, marks=pytest.mark.matrix) for each in ("fsdp", "hsdp"))]
+)
+def test_with_two_holders_a_rank_may_be_lost_with_one_of_them(
+    run_layout: Callable[..., Any], undisturbed_layout: Callable[..., Any], layout: str
+) -> None:
+    lost: list[int] = []
+    outcome, numbers = run_layout(layout, on_message=power_off_with_holder(lost), factor=2)
+    assert len(lost) == 2
+    assert outcome.plans
+    assert all(step >= 2 for _, step in outcome.plans)
+    assert numbers == undisturbed_layout(layout)
+
+
 @pytest.mark.parametrize(("layout", "features"), FEATURES)
 def test_what_training_scripts_do_besides_changes_no_bit(
     run_layout: Callable[..., Any],

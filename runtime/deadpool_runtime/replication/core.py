@@ -48,7 +48,7 @@ from deadpool_runtime.replication.events import (
 from deadpool_runtime.replication.holding import Holdings, Sources
 from deadpool_runtime.replication.incoming import Inbox
 from deadpool_runtime.replication.outgoing import Outbox, Outgoing
-from deadpool_runtime.replication.owners import Deputies, Owners
+from deadpool_runtime.replication.owners import Deputies, Further, Owners
 
 
 class Core:
@@ -59,9 +59,8 @@ class Core:
         self._outbox = Outbox(self._board)
         self._inbox = Inbox(self._board)
         self._owners = Owners(self._board, self._outbox)
-        self._deputies = Deputies(self._board, self._outbox)
         #: Each knows the streams that are its own.
-        self._senders = (self._owners, self._deputies)
+        self._senders: list[Owners] = [self._owners, Deputies(self._board, self._outbox)]
         self._holdings = Holdings(self._board, self._inbox)
         self._sources = Sources(self._board, self._outbox)
         self._assemblies = Assemblies(self._board, self._inbox, self._owners.tell)
@@ -138,8 +137,11 @@ class Core:
             return
         for each in self._senders:
             match message:
-                case messages.SetHolder():
+                case messages.SetHolder(holder=holder):
                     each.set_holder(rank, message)
+                    if each is self._owners and holder is not None:
+                        # Those that are new take their turn in this loop.
+                        self._have_further(len(holder.more))
                 case messages.SnapshotBegun():
                     each.begun(rank, message)
                 case messages.ChunksCopied():
@@ -150,6 +152,14 @@ class Core:
                     each.dropped(rank, message)
                 case _:
                     assert_never(message)
+
+    def _have_further(self, count: int) -> None:
+        """So many holders behind the first: none, usually."""
+        further = self._owners.further
+        while len(further) < count:
+            further.append(Further(self._board, self._outbox, self._owners, len(further)))
+            self._senders.append(further[-1])
+            further[-1].follow()
 
     # ------------------------------------------------------------ links
 

@@ -90,7 +90,7 @@ ToReplicator = (
 
 
 class Confirmed(Message, frozen=True):
-    """The holder verified and sealed the replica of ``step``; or there is no holder, and the copy
+    """Every holder verified and sealed the replica of ``step``; or there is no holder, and the copy
     on this node is all there is.
     """
 

@@ -2,6 +2,7 @@
 
 Pure. One snapshot of a rank is sent at a time, the oldest first. A snapshot is given up when its
 slot is overwritten, when the rank begins another without sealing it, or when the holder refuses it.
+A rank with several holders is several times in here, once for each.
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ class Owner:
 
 
 class Owners:
-    """All ranks of this node."""
+    """All ranks of this node. ``further``: the same for each holder behind the first."""
 
     def __init__(self, board: Board, outbox: Outbox) -> None:
         self._board = board
         self._outbox = outbox
         self._owners: dict[int, Owner] = {}
+        self.further: list[Further] = []
 
     # ------------------------------------------------------------ connections
 
@@ -132,7 +134,9 @@ class Owners:
             return
         over = owner.restoring and not message.restoring
         owner.restoring = message.restoring
-        if message.epoch == owner.epoch and message.holder == owner.holder:
+        # What others are to have is no reason to send this one everything again.
+        holder = message.holder and replace(message.holder, deputy=None, more=[])
+        if message.epoch == owner.epoch and holder == owner.holder:
             if over:
                 self._advance(owner)
             return
@@ -144,7 +148,7 @@ class Owners:
             if not snapshot.damaged:
                 snapshot.answer = None
         owner.epoch = message.epoch
-        owner.holder = message.holder
+        owner.holder = holder
         self._advance(owner)
 
     def begun(self, rank: int, message: messages.SnapshotBegun) -> None:
@@ -179,7 +183,7 @@ class Owners:
         if snapshot is not None and snapshot.sealed:
             # The rank connected anew and may have missed the answer.
             if snapshot.answer is not None:
-                self.tell(rank, snapshot.answer)
+                self._answer(rank, snapshot.answer)
             return
         if snapshot is None:
             self._overwrite(owner, step)
@@ -332,13 +336,37 @@ class Owners:
 
     def _confirmed(self, owner: Owner, step: int) -> None:
         answer = owner.snapshots[step].answer = Confirmed(owner.epoch, step)
-        self.tell(owner.rank, answer)
+        self._answer(owner.rank, answer)
 
     def _unconfirmed(self, owner: Owner, step: int, reason: str) -> None:
         snapshot = owner.snapshots[step]
         if snapshot.answer is None:
             snapshot.answer = Unconfirmed(owner.epoch, step, reason)
-            self.tell(owner.rank, snapshot.answer)
+            self._answer(owner.rank, snapshot.answer)
+
+    def _answer(self, rank: int, answer: Confirmed | Unconfirmed) -> None:
+        """The holder has a replica, or will not have it."""
+        self.settle(self, rank, answer)
+
+    def settle(self, place: Owners, rank: int, answer: Confirmed | Unconfirmed) -> None:
+        """Tell the rank what a holder of its answered, if that settles it for all of them: one that
+        has no replica does, and the last one that has.
+        """
+        places = (self, *self.further)
+        answers = [each.answer_to(rank, answer.step) for each in places]
+        if isinstance(answer, Confirmed):
+            settled = all(isinstance(each, Confirmed) for each in answers)
+        else:
+            before = answers[: places.index(place)]
+            settled = not any(isinstance(each, Unconfirmed) for each in before)
+        if settled:
+            self.tell(rank, answer)
+
+    def answer_to(self, rank: int, step: int) -> Confirmed | Unconfirmed | None:
+        """What became of the replica of that step at this holder."""
+        owner = self._owners.get(rank)
+        snapshot = owner.snapshots.get(step) if owner is not None else None
+        return None if snapshot is None else snapshot.answer
 
     def _drop(self, owner: Owner, step: int, reason: str) -> None:
         if step not in owner.snapshots:
@@ -380,10 +408,8 @@ class Owners:
                 owner.put = None
 
 
-class Deputies(Owners):
-    """The same for the second holder of the own parts, beside the first and without a word to the
-    ranks: whether a step is confirmed is the first holder's matter alone.
-    """
+class _Beside(Owners):
+    """The same for another holder beside the first."""
 
     def hello(self, client: int, hello: messages.RankHello) -> None:
         """A rank connected; which connections are closed is decided elsewhere."""
@@ -395,6 +421,18 @@ class Deputies(Owners):
         elif hello.born == owner.born:
             owner.client = client
 
+    def tell(self, rank: int, message: FromReplicator) -> None:
+        """Nothing is said."""
+
+    def note(self, text: str) -> None:
+        """Nothing is said."""
+
+
+class Deputies(_Beside):
+    """The second holder of the own parts, without a word to the ranks: whether a step is confirmed
+    is the first holder's matter alone.
+    """
+
     def set_holder(self, rank: int, message: messages.SetHolder) -> None:
         """The own parts of this rank go to the holder's deputy from now on."""
         holder = message.holder
@@ -403,11 +441,37 @@ class Deputies(Owners):
             deputy = Holder(holder.node, holder.deputy, [])
         super().set_holder(rank, replace(message, holder=deputy))
 
-    def tell(self, rank: int, message: FromReplicator) -> None:
-        """Nothing is said."""
 
-    def note(self, text: str) -> None:
-        """Nothing is said."""
+class Further(_Beside):
+    """The holder with this number of those behind ``first``. A rank that has fewer lacks nothing
+    here.
+    """
+
+    def __init__(self, board: Board, outbox: Outbox, first: Owners, number: int) -> None:
+        super().__init__(board, outbox)
+        self._first = first
+        self._number = number
+
+    def follow(self) -> None:
+        """Learn of everything that the first knows of its ranks."""
+        for owner in self._first._owners.values():
+            ours = Owner(owner.rank, owner.born, owner.client, owner.epoch)
+            for step, known in owner.snapshots.items():
+                ours.snapshots[step] = Snapshot(
+                    known.manifest, dict(known.hashes), known.sealed, damaged=known.damaged
+                )
+            self._owners[owner.rank] = ours
+        for ours in self._owners.values():
+            self._advance(ours)
+
+    def set_holder(self, rank: int, message: messages.SetHolder) -> None:
+        """The rank has so many holders now, or other ones."""
+        more = [] if message.holder is None else message.holder.more
+        holder = more[self._number] if self._number < len(more) else None
+        super().set_holder(rank, replace(message, holder=holder))
+
+    def _answer(self, rank: int, answer: Confirmed | Unconfirmed) -> None:
+        self._first.settle(self, rank, answer)
 
 
 def _without_hashes(manifest: Manifest) -> Manifest:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -43,28 +43,51 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A node that a rank's replica goes to, and which segments it gets besides the own part."""
+
+    node: str
+    segments: tuple[Ranks, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Holding:
     """Where a rank's replica goes, and which segments it has besides the own part.
 
-    ``deputy``: the node that gets the own part as well; None if there is no third node.
+    ``deputy``: the node that gets the own part as well; None if there is no third node, or if there
+    is more than one holder. ``more``: the holders behind the first.
     """
 
     node: str
     segments: tuple[Ranks, ...]
     deputy: str | None = None
+    more: tuple[Share, ...] = ()
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """Every holder's."""
+        return (Share(self.node, self.segments), *self.more)
 
 
 def choose_holders(
-    segments: Mapping[int, Mapping[Ranks, int]], node_of: Mapping[int, str], nodes: Nodes
+    segments: Mapping[int, Mapping[Ranks, int]],
+    node_of: Mapping[int, str],
+    nodes: Nodes,
+    factor: int = 1,
 ) -> dict[int, Holding | None]:
-    """The holder of each rank's replica; None if there is no other node.
+    """The holders of each rank's replica; None if there is no other node.
 
     ``segments``: size of each segment of each rank. The holder is the next node of the rank's ring
     that is in another failure domain. The ring are the ranks with which it has most in common,
     which are its data-parallel peers; the order is that of their numbers. If the ring has no such
     node, the next active node in another domain is taken; then a spare in another domain; then any
     other node. All ranks of a node with the same ring have the same holder, and no node serves more
-    than it must. The own part goes to a deputy as well, the next node after the holder.
+    than it must.
+
+    ``factor``: how many nodes may be lost at once. Each rank has so many holders if there are so
+    many other nodes: behind the first the next one in a domain that neither the rank nor an earlier
+    holder is in, if there is one, and so on. With one holder the own part goes to a deputy as well,
+    the next node after it.
     """
     of_name = _Members()
     rings = _Rings(node_of, of_name)
@@ -75,19 +98,32 @@ def choose_holders(
     places = {node: seat for seat, node in enumerate(nodes.active)}
     ordered = sorted(units, key=lambda unit: (places[unit[0]], units[unit]))
     others = _Round(nodes.active), _Round(nodes.spares)
-    chosen = _spread(
-        [_Candidates(node, (rings.paths[path], *others), nodes) for node, path in ordered]
-    )
-    sent = _senders(segments, node_of, nodes, of_name)
+    chosen: list[tuple[str, ...]] = [(node,) for node, _ in ordered]
+    for _ in range(factor):
+        found = _spread(
+            [
+                _Candidates(taken, (rings.paths[path], *others), nodes)
+                for taken, (_, path) in zip(chosen, ordered, strict=True)
+            ]
+        )
+        chosen = [
+            taken if holder is None else (*taken, holder)
+            for taken, holder in zip(chosen, found, strict=True)
+        ]
+    places_of = {
+        rank: places for places, unit in zip(chosen, ordered, strict=True) for rank in units[unit]
+    }
+    sent = _sent(segments, places_of, nodes, factor, of_name)
     holders: dict[int, Holding | None] = {}
-    for unit, holder in zip(ordered, chosen, strict=True):
-        if holder is None:
+    for (node, *its), unit in zip(chosen, ordered, strict=True):
+        if not its:
             holders.update(dict.fromkeys(units[unit]))
             continue
-        apart = nodes.domain(holder) != nodes.domain(unit[0])
-        deputy = _deputy(unit[0], holder, (rings.paths[unit[1]], *others), nodes)
+        after = (rings.paths[unit[1]], *others)
+        deputy = _deputy(node, its[0], after, nodes) if len(its) == 1 else None
         for rank in units[unit]:
-            holders[rank] = Holding(holder, sent[apart].get(rank, ()), deputy)
+            shares = [Share(holder, tuple(sent.get((rank, holder), ()))) for holder in its]
+            holders[rank] = Holding(its[0], shares[0].segments, deputy, tuple(shares[1:]))
     return dict(sorted(holders.items()))
 
 
@@ -152,32 +188,33 @@ class _Rings:
 
 
 class _Candidates:
-    """The nodes that are equally good for ``node``, the next one first.
+    """The nodes that are equally good beside those that are ``taken``, the rank's own and earlier
+    holders; the next one after the last of these first.
 
     Worked out as far as they are asked for, which with thousands of nodes is rarely far.
     """
 
-    def __init__(self, node: str, rounds: Sequence[_Round], nodes: Nodes) -> None:
-        self._node = node
+    def __init__(self, taken: Sequence[str], rounds: Sequence[_Round], nodes: Nodes) -> None:
+        self._taken = taken
         self._nodes = nodes
-        self._apart = True
+        self._barred: Set[str] = frozenset()
         self._round: _Round | None = None
-        for apart, each in product((True, False), rounds):
-            if next(self._fit(each, apart), None) is not None:
-                self._round, self._apart = each, apart
+        own, every = {nodes.domain(taken[0])}, {nodes.domain(node) for node in taken}
+        for barred, each in product((every, own, frozenset[str]()), rounds):
+            if next(self._fit(each, barred), None) is not None:
+                self._round, self._barred = each, barred
                 break
 
-    def _fit(self, each: _Round, apart: bool) -> Iterator[str]:
-        own = self._nodes.domain(self._node)
-        for other in each.after(self._node):
-            if other != self._node and (not apart or self._nodes.domain(other) != own):
+    def _fit(self, each: _Round, barred: Set[str]) -> Iterator[str]:
+        for other in each.after(self._taken[-1]):
+            if other not in self._taken and self._nodes.domain(other) not in barred:
                 yield other
 
     def __bool__(self) -> bool:
         return self._round is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(()) if self._round is None else self._fit(self._round, self._apart)
+        return iter(()) if self._round is None else self._fit(self._round, self._barred)
 
 
 def _deputy(node: str, holder: str, rounds: Sequence[_Round], nodes: Nodes) -> str | None:
@@ -244,17 +281,20 @@ def _place(
     return False
 
 
-def _senders(
+def _sent(
     segments: Mapping[int, Mapping[Ranks, int]],
-    node_of: Mapping[int, str],
+    places_of: Mapping[int, Sequence[str]],
     nodes: Nodes,
+    factor: int,
     of_name: _Members,
-) -> dict[bool, dict[int, tuple[Ranks, ...]]]:
-    """Which segments each rank sends to a holder in another domain (True) or in its own (False).
+) -> dict[tuple[int, str], list[Ranks]]:
+    """Which segments each rank sends to each of its holders. ``places_of``: the rank's node, then
+    its holders.
 
-    A segment that some rank outside has as well need not be sent. One that only this place has is
-    sent by one of its ranks: the one that has the least to send so far, so that all send much the
-    same. Those that only one rank can send come first.
+    A segment is to be in one domain more than may be lost at once, or on one node more if there are
+    not so many domains; ranks that have it count. What is lacking is sent by one of them: the one
+    that has the least to send so far, so that all send much the same. Those that only one rank can
+    send come first.
     """
     sizes: dict[Ranks, int] = {}
     having: dict[Ranks, list[int]] = defaultdict(list)
@@ -262,25 +302,53 @@ def _senders(
         for name, nbytes in segments[rank].items():
             sizes[name] = max(nbytes, sizes.get(name, 0))
             having[name].append(rank)
-    order = sorted(sizes, key=lambda name: (len(name) > 1, -sizes[name], of_name[name]))
-    places: dict[bool, Callable[[str], str]] = {True: nodes.domain, False: lambda node: node}
-    result: dict[bool, dict[int, tuple[Ranks, ...]]] = {}
-    for apart, place in places.items():
-        place_of = {rank: place(node_of[rank]) for rank in segments}
-        sent: dict[int, list[Ranks]] = defaultdict(list)
-        nbytes_of: dict[int, int] = defaultdict(int)
-        for name in order:
-            first = place_of[having[name][0]]
-            if any(place_of[rank] != first for rank in having[name]):
-                continue
+    sent: dict[tuple[int, str], list[Ranks]] = defaultdict(list)
+    nbytes_of: dict[int, int] = defaultdict(int)
+    for name in sorted(sizes, key=lambda name: (len(name) > 1, -sizes[name], of_name[name])):
+        spread = _Spread(nodes, factor)
+        for rank in having[name]:
+            spread.add(places_of[rank][0])
+            if spread.enough:
+                break
+        else:
             sender = min(having[name], key=lambda rank: (nbytes_of[rank], rank))
-            sent[sender].append(name)
-            nbytes_of[sender] += sizes[name]
-        result[apart] = {
-            rank: tuple(sorted(names, key=lambda name: of_name[name]))
-            for rank, names in sent.items()
-        }
-    return result
+            for holder in spread.lacking(places_of[sender][1:]):
+                sent[sender, holder].append(name)
+                nbytes_of[sender] += sizes[name]
+    for names in sent.values():
+        names.sort(key=lambda name: of_name[name])
+    return sent
+
+
+class _Spread:
+    """Where a segment is."""
+
+    def __init__(self, nodes: Nodes, factor: int) -> None:
+        self._nodes = nodes
+        self._factor = factor
+        self._on: set[str] = set()
+        self._domains: set[str] = set()
+
+    def add(self, node: str) -> None:
+        self._on.add(node)
+        self._domains.add(self._nodes.domain(node))
+
+    @property
+    def enough(self) -> bool:
+        """Whether it is in so many domains that it need not be sent."""
+        return len(self._domains) > self._factor
+
+    def lacking(self, holders: Sequence[str]) -> list[str]:
+        """To which of the holders it is to be sent."""
+        found = []
+        for apart in (True, False):
+            for node in holders:
+                full = self.enough or (not apart and len(self._on) > self._factor)
+                there = self._nodes.domain(node) in self._domains if apart else node in self._on
+                if not full and not there:
+                    found.append(node)
+                    self.add(node)
+        return found
 
 
 # ---------------------------------------------------------------- memory
@@ -320,12 +388,11 @@ def needs(
         own_sum[node] += _slot_nbytes(segments[rank].values(), own_nbytes[rank])
         holder = holders.get(rank)
         if holder is not None:
-            sizes = [segments[rank][each] for each in holder.segments]
-            held[holder.node].append(rank)
-            held_sum[holder.node] += _slot_nbytes(sizes, own_nbytes[rank])
-            if holder.deputy is not None:
-                held[holder.deputy].append(rank)
-                held_sum[holder.deputy] += _slot_nbytes((), own_nbytes[rank])
+            deputies = () if holder.deputy is None else (Share(holder.deputy, ()),)
+            for share in (*holder.shares, *deputies):
+                sizes = [segments[rank][each] for each in share.segments]
+                held[share.node].append(rank)
+                held_sum[share.node] += _slot_nbytes(sizes, own_nbytes[rank])
     return {
         node: Need(tuple(ranks[node]), own_sum[node], tuple(held[node]), held_sum[node])
         for node in sorted({*ranks, *held})

@@ -34,6 +34,7 @@ class Bench:
     def __init__(self, link: bool = True, holder: Holder | None = HOLDER) -> None:
         self.core = Core("a")
         self.done: list[ev.Action] = []
+        self.history: list[ev.Action] = []
         self.say(messages.RankHello(0, 0))
         self.say(messages.SetHolder(0, holder))
         if link and holder is not None:
@@ -42,6 +43,7 @@ class Bench:
 
     def do(self, event: ev.Event) -> list[ev.Action]:
         self.done = self.core.step(event)
+        self.history += self.done
         return self.done
 
     def say(self, message: messages.ToReplicator, client: int = RANK) -> list[ev.Action]:
@@ -442,6 +444,73 @@ def test_an_assembly_survives_one_loss_of_its_link() -> None:
     assert b.done == [ev.Dial(THERE)]
     b.do(ev.LinkUp(LINK + 1, "b", THERE))
     assert [type(m) for m in b.on_link()] == [wire.Fetch]
+
+
+def put_whole(b: Bench, link: int, step: int = 0) -> list[messages.FromReplicator]:
+    """The holder at that link takes and seals everything; what the rank hears of it."""
+    *_, stream = (
+        action.message.stream
+        for action in b.history
+        if isinstance(action, ev.TellLink)
+        and action.link == link
+        and isinstance(action.message, wire.Put)
+        and action.message.manifest.step == step
+    )
+    b.hear(wire.StreamReady(stream), link)
+    for part in ((0, 0), (0, 1), (OWN, 0)):
+        b.hear(wire.ChunkDone(stream, *part, wire.Verdict.TAKEN, "tcp", ""), link)
+    b.hear(wire.PutSealed(stream), link)
+    return b.told()
+
+
+def two_holders() -> Bench:
+    elsewhere = Address("c", 2)
+    holder = Holder("b", THERE, [(0,)], more=[Holder("c", elsewhere, [(0,)])])
+    b = Bench(link=False, holder=holder)
+    assert b.done == [ev.Dial(THERE), ev.Dial(elsewhere)]
+    b.do(ev.LinkUp(LINK, "b", THERE))
+    b.do(ev.LinkUp(20, "c", elsewhere))
+    return b
+
+
+@pytest.mark.parametrize("order", [(LINK, 20), (20, LINK)])
+def test_a_step_is_confirmed_once_every_holder_has_it(order: tuple[int, int]) -> None:
+    b = two_holders()
+    b.say(messages.SnapshotSealed(manifest(0)))
+    assert put_whole(b, order[0]) == []
+    assert put_whole(b, order[1]) == [messages.Confirmed(0, 0)]
+    b.say(messages.SnapshotSealed(manifest(0)))
+    assert set(b.told()) == {messages.Confirmed(0, 0)}
+
+
+@pytest.mark.parametrize("order", [(LINK, 20), (20, LINK)])
+def test_one_holder_that_refuses_is_enough_for_a_step_to_be_unconfirmed(
+    order: tuple[int, int],
+) -> None:
+    b = two_holders()
+    b.say(messages.SnapshotSealed(manifest(0)))
+    b.hear(wire.StreamRefused(1, "no room"), order[0])
+    refused = messages.Unconfirmed(0, 0, "the holder refused it: no room")
+    assert b.told() == [refused]
+    assert put_whole(b, order[1]) == []
+    b.say(messages.SnapshotSealed(manifest(1)))
+    assert put_whole(b, order[1], 1) == []
+    assert put_whole(b, order[0], 1) == [messages.Confirmed(0, 1)]
+
+
+def test_a_second_holder_that_comes_later_gets_what_is_there() -> None:
+    b = Bench()
+    b.say(messages.SnapshotSealed(manifest(0)))
+    assert put_whole(b, LINK) == [messages.Confirmed(0, 0)]
+    elsewhere = Address("c", 2)
+    b.say(messages.SetHolder(0, Holder("b", THERE, [(0,)], more=[Holder("c", elsewhere, [(0,)])])))
+    b.do(ev.LinkUp(20, "c", elsewhere))
+    puts = [m for m in b.on_link() if isinstance(m, wire.Put)]
+    assert [put.manifest.step for put in puts] == [0]
+    b.say(messages.SetHolder(0, HOLDER))
+    assert b.on_link() == [wire.StreamRefused(1, "the rank has another holder")]
+    b.say(messages.SnapshotSealed(manifest(1)))
+    assert put_whole(b, LINK, 1) == [messages.Confirmed(0, 1)]
 
 
 def test_the_own_part_goes_to_a_deputy_who_has_no_say() -> None:
