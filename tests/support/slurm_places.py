@@ -170,8 +170,10 @@ class ClientOnNode:
 
     def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
         asked = base64.b64encode(pickle.dumps((method, arguments, options))).decode()
-        argv = [sys.executable, str(_ASK), asked]
-        done = self._cluster.run_on(self._node, argv, env=self._variables)
+        # Set inside: with another PATH the node would not be entered.
+        changed = [f"{name}={value}" for name, value in self._variables.items()]
+        argv = ["env", *changed, sys.executable, str(_ASK), asked]
+        done = self._cluster.run_on(self._node, argv)
         assert done.returncode == 0, done.stderr
         kind, value = pickle.loads(base64.b64decode(done.stdout))
         if kind == "error":
