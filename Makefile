@@ -6,16 +6,18 @@ NODES  ?= 4
 FAULTS ?= 300
 SEED   ?= 1
 
-.PHONY: help setup packages demo check test test-all docs fuzz chaos soak cluster cluster-shell cluster-fault cluster-down clean
+.PHONY: help setup packages demo check test test-all integrations docs fuzz chaos soak bench cluster cluster-shell cluster-fault cluster-down clean
 
 help:
 	@echo "make demo           a node dies under the example, a spare takes over; writes deadpool-demo.png"
 	@echo "make test           format, lint, types, import contracts, all tests but the fault matrix"
-	@echo "make test-all       make test, the fault matrix, and the group tests on a second torch"
+	@echo "make test-all       make test, the fault matrix, the group tests on a second torch, make integrations"
+	@echo "make integrations   jobs of transformers and lightning under faults"
 	@echo "make docs           the pages of docs/ as a site in build/site"
 	@echo "make fuzz           100,000 mutated inputs for every reader of bytes or text from outside"
 	@echo "make chaos          every kind of fault on a real Slurm cluster, docs/reliability.md (root)"
 	@echo "make soak           FAULTS=$(FAULTS) faults drawn from SEED=$(SEED), two hours at most (root)"
+	@echo "make bench          every figure and picture of docs/evaluation.md again; an hour on an idle machine (root)"
 	@echo "make check          format, lint, types, import contracts"
 	@echo "make cluster        a real Slurm cluster of NODES=$(NODES) nodes on this machine (root); Ctrl-C ends it"
 	@echo "make cluster-shell  a shell on its login node;  make cluster-down  end it from elsewhere"
@@ -45,11 +47,15 @@ check: setup
 	@PYTHONPATH=.:runtime:slurm $(BIN)/lint-imports setup.cfg
 
 test: check packages
-	@$(BIN)/pytest -m "not matrix"
+	@$(BIN)/pytest -m "not matrix and not integrations"
 
 test-all: check packages
-	@$(BIN)/pytest
+	@$(BIN)/pytest -m "not integrations"
 	@tools/second-torch.sh
+	@VENV=$(VENV) tools/frameworks.sh
+
+integrations: setup
+	@VENV=$(VENV) tools/frameworks.sh
 
 docs: setup
 	@$(BIN)/mkdocs build --strict --quiet
@@ -63,6 +69,9 @@ chaos: setup packages
 
 soak: setup packages
 	@$(BIN)/python tests/chaos/soak.py --faults $(FAULTS) --seed $(SEED)
+
+bench: setup packages
+	@$(BIN)/python bench/everything.py
 
 cluster: setup packages
 	@$(BIN)/python tests/cluster/mini_cluster.py up --nodes $(NODES)

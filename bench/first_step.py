@@ -11,20 +11,17 @@ Run it as root: ``python bench/first_step.py [--runs 5]``.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import sys
 import time
-from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 for folder in ("cluster", "support"):
     sys.path.insert(0, str(ROOT / "tests" / folder))
 
+import records  # noqa: E402
 from mini_cluster import MiniCluster  # noqa: E402
 from training_job import TrainingJob, submit  # noqa: E402
 
@@ -86,6 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--case", help="only cases whose name contains this")
+    parser.add_argument("--out", type=Path, default=records.RESULTS / "first_step.json")
     options = parser.parse_args()
     failed = []
     with MiniCluster(nodes=4) as cluster:
@@ -97,7 +95,11 @@ def main() -> None:
                 phase: round(statistics.median(run[phase] for run in runs), 3) for phase in PHASES
             }
             slowest = max(run["first step"] for run in runs)
-            write({name: {"runs": runs, "median": medians, "limit_s": limit_s}}, options.runs)
+            records.keep(
+                options.out,
+                f"python bench/first_step.py --runs {options.runs}",
+                {name: {"runs": runs, "median": medians, "limit_s": limit_s}},
+            )
             print(f"\n{name}: median of {options.runs}, seconds after the fault")
             for phase in PHASES:
                 print(f"  {phase:<16}{medians[phase]:8.3f}")
@@ -110,23 +112,6 @@ def main() -> None:
                 failed.append(f"{name}: abort")
     if failed:
         raise SystemExit(f"over the limit: {', '.join(failed)}")
-
-
-def write(results: Mapping[str, object], runs: int) -> None:
-    """Keep the figures with what they were measured on, beside those of other cases."""
-    path = ROOT / "bench" / "results" / "first_step.json"
-    path.parent.mkdir(exist_ok=True)
-    before = json.loads(path.read_text())["results"] if path.exists() else {}
-    record = {
-        "command": f"python bench/first_step.py --runs {runs}",
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "deadpool": version("deadpool-launch"),
-        "results": {**before, **results},
-    }
-    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

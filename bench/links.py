@@ -219,7 +219,7 @@ def puts(name: str, nbytes: int) -> Iterator[Run]:
         def put() -> float:
             step = next(steps)
             copy = rank.manifest(step)
-            with SlotFile.open(a.arena.own_path(0, step), create=True) as slot:
+            with SlotFile.open(a.arena.own_path(0, step % SLOTS), create=True) as slot:
                 slot.prepare(copy.segments, (0, -1))
                 slot.segment_view(0)[:] = rank.bytes_of(step, 0)
             began = time.perf_counter()

@@ -6,9 +6,13 @@ takes its place, and it is measured how long each agent waits for what it is tol
 at which the last thing happened that the launcher had to know, to the moment at which the last
 agent has the order.
 
+Larger clusters than this machine has memory for are simulated: the same controller, its decisions
+timed, in a simulated cluster (``deadpool_launch/sim``), and the what-if simulation of a long job
+(``deadpool simulate``).
+
 Prints the figures and writes ``bench/results/scale.json``.
 
-``python bench/scale.py [--agents 4096] [--nproc 4] [--steady 20]``
+``python bench/scale.py [--agents 64 1024 4096] [--simulated 25000] [--nproc 4] [--steady 20]``
 """
 
 from __future__ import annotations
@@ -16,8 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import resource
 import sys
 import tempfile
@@ -27,6 +29,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+import records
+
 from deadpool_launch import channel
 from deadpool_launch.backends.base import AgentHandle, Allocation, Check, Sight
 from deadpool_launch.controller.config import Config
@@ -35,11 +40,16 @@ from deadpool_launch.driver import listen
 from deadpool_launch.journal import Journal
 from deadpool_launch.journal import read as read_journal
 from deadpool_launch.options import LaunchOptions
+from deadpool_launch.sim.scale import measure as measure_sim
 from deadpool_launch.statelog import STATE_NAME, StateLog
+from deadpool_launch.whatif.estimate import estimate
+from deadpool_launch.whatif.faults import Renewal
+from deadpool_launch.whatif.job import Job
+from deadpool_launch.whatif.reading import NODE_MTBF_S
+from deadpool_launch.whatif.strategies import DEADPOOL
 from deadpool_runtime import protocol
 
-ROOT = Path(__file__).resolve().parents[1]
-AGENTS = ROOT / "bench" / "scripts" / "scripted_agents.py"
+AGENTS = records.ROOT / "bench" / "scripts" / "scripted_agents.py"
 #: From the order that was decided on to the last agent that has it.
 GOAL_S = 1.0
 _SPARES = 2
@@ -53,12 +63,12 @@ class Figures:
 
     agents: int
     ranks: int
-    machine: str
-    cores: int
     #: From the start of the driver until every agent was told to begin training.
     start_s: float = 0.0
     #: Of one core, for the launcher, while every rank reports a step each ``step_s``.
     steady_cpu: float = 0.0
+    #: Bytes a second over the loopback device meanwhile, in both directions, for each agent.
+    steady_nbytes_an_agent: float = 0.0
     step_s: float = 0.0
     #: From what the launcher had to know last to the last agent that has the order.
     told_s: dict[str, float] = field(default_factory=dict)
@@ -177,16 +187,18 @@ async def measure(agents: int, nproc: int, steady_s: float, directory: Path) -> 
         fault_plan={},
     )
     driver.begin_log()
-    figures = Figures(agents, config.world_size, platform.machine(), os.cpu_count() or 1)
+    figures = Figures(agents, config.world_size)
     figures.step_s = step_s
     began_at = time.monotonic()
     running = asyncio.create_task(driver.run())
     try:
         async with asyncio.timeout(_JOB_S):
             figures.start_s = await _heard(process, "training") - began_at
-            used, since = time.process_time(), time.monotonic()
+            used, since, carried = time.process_time(), time.monotonic(), _carried()
             await asyncio.sleep(steady_s)
-            figures.steady_cpu = (time.process_time() - used) / (time.monotonic() - since)
+            passed_s = time.monotonic() - since
+            figures.steady_cpu = (time.process_time() - used) / passed_s
+            figures.steady_nbytes_an_agent = (_carried() - carried) / passed_s / agents
             backend.order("lose", "n1")
             reporting = asyncio.create_task(_report(process))
             await asyncio.wait((reporting, running), return_when=asyncio.FIRST_COMPLETED)
@@ -246,6 +258,32 @@ def _spec(config: Config, directory: Path) -> protocol.JobSpec:
     )
 
 
+def _carried() -> int:
+    """Bytes that this machine has sent to itself so far."""
+    sent: int = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+    return sent
+
+
+def simulated(nodes: int, seeds: int = 3) -> dict[str, float]:
+    """The controller's decisions in a job of so many nodes, and how long a what-if takes."""
+    growth = measure_sim(nodes, 1)
+    job = Job(100_000, 10.0, nodes, max(1, nodes // 100), 3600.0)
+    begun = time.monotonic()
+    found = estimate(job, Renewal(NODE_MTBF_S), DEADPOOL, range(seeds))
+    return {
+        "nodes": nodes,
+        "events": growth.events,
+        "decision_median_us": round(growth.median_us, 1),
+        "decision_most_ms": round(growth.most_ms, 1),
+        "incident_decisions_s": round(growth.incident_s, 3),
+        "incident_messages": growth.incident_messages,
+        "incident_mib": round(growth.incident_mib, 2),
+        "what_if_s": round((time.monotonic() - begun) / seeds, 3),
+        "what_if_faults": round(found.mean("faults").value, 1),
+        "what_if_goodput": round(found.mean("goodput").value, 4),
+    }
+
+
 def _allow_descriptors(connections: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * connections + 256
@@ -257,19 +295,30 @@ def _allow_descriptors(connections: int) -> None:
 
 def main() -> None:
     """Measure and write the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--agents", type=int, default=4096)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--agents", type=int, nargs="*", default=[64, 256, 1024, 4096])
+    parser.add_argument("--simulated", type=int, nargs="*", default=[1024, 4096, 25_000])
     parser.add_argument("--nproc", type=int, default=4)
     parser.add_argument("--steady", type=float, default=20.0)
-    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "scale.json")
+    parser.add_argument("--out", type=Path, default=records.RESULTS / "scale.json")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        found = asyncio.run(measure(options.agents, options.nproc, options.steady, Path(directory)))
-    text = json.dumps(asdict(found), indent=1)
-    print(text)
-    options.out.write_text(text + "\n")
-    worst = max(found.told_s.values())
-    print(f"slowest order: {worst:.3f} s to the last agent (goal {GOAL_S:g} s)")
+    command = f"python bench/scale.py --nproc {options.nproc} --steady {options.steady:g}"
+    for agents in options.agents:
+        with tempfile.TemporaryDirectory() as directory:
+            measuring = measure(agents, options.nproc, options.steady, Path(directory))
+            found = asyncio.run(measuring)
+        records.keep(options.out, command, {f"{agents} agents": asdict(found)})
+        worst = max(found.told_s.values())
+        print(
+            f"{agents} agents: start {found.start_s:.1f} s, steady {found.steady_cpu:.3f} of a"
+            f" core, slowest order {worst:.3f} s to the last agent (goal {GOAL_S:g} s),"
+            f" from the loss to the last that goes on {found.loss_to_resume_s:.2f} s",
+            flush=True,
+        )
+    for nodes in options.simulated:
+        result = simulated(nodes)
+        records.keep(options.out, command, {f"{nodes} nodes, simulated": result})
+        print(f"{nodes} nodes, simulated: {json.dumps(result)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,25 @@ class LiveDisplay:
         self._live.update(render(view, self._title, max_ranks, time.time()))
 
 
-class PlainDisplay:
+class SilentDisplay:
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        pass
+
+    def show(self, view: RunView) -> None:
+        """Nothing."""
+
+
+class PlainDisplay(SilentDisplay):
     """Writes lines: what the launcher tells people, and every tenth step."""
 
     def __init__(self, console: Console, title: str) -> None:
@@ -113,14 +131,6 @@ class PlainDisplay:
     def __enter__(self) -> Self:
         self._print(f"== {self._title}")
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        pass
 
     def show(self, view: RunView) -> None:
         """Write what is new in ``view``."""

@@ -332,6 +332,7 @@ def _given(
         fault_steps={rank: fault.step for rank, fault in fault_plan.items()},
         checkpoint_dir=directory,
         checkpoint_every=options.checkpoint_every,
+        replication_interval=options.replication_interval,
         admission=list(options.admission),
         # The nodes of a rehearsal have the same GPUs.
         device_s=DEVICE_S if options.device != "ignore" and options.site == "slurm" else 0.0,
@@ -355,6 +356,7 @@ def _given(
         load_s=options.load_timeout_s,
         max_restarts=options.max_restarts,
         replication_factor=options.replication_factor,
+        replication_interval=options.replication_interval,
         rules=rules,
         max_attempts=options.max_attempts,
         node_restarts=options.local_restarts,

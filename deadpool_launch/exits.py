@@ -36,3 +36,12 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
     #: SIGTERM, as sent by ``scancel`` or at the time limit.
     TERMINATED = 143
+
+
+class PreflightCode(IntEnum):
+    """What ``deadpool preflight`` ends with besides ``ExitCode``'s 0, 2 and 10."""
+
+    #: Nothing speaks against hot swap, but what decides it could not all be looked at.
+    NOT_KNOWN = 50
+    #: Every check passed, but the job of the self-test did not go on after its fault.
+    SELF_TEST_FAILED = 51

@@ -47,6 +47,11 @@ _ELSEWHERE: Mapping[str, tuple[str, str, str]] = {
         "classify",
         "Find the first root error in a log and say which kind of fault it is.",
     ),
+    "preflight": (
+        "deadpool_launch.preflight.command",
+        "preflight",
+        "Say whether hot swap can work on this cluster, allocation or machine.",
+    ),
     "plan": (
         "deadpool_launch.whatif.plan",
         "plan",

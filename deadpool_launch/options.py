@@ -148,8 +148,9 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     #: How long training waits for a replica to be confirmed; None: as long as it takes to notice a
     #: lost node, and 5 s more where a step has the time.
     confirm_timeout_s: float | None = None
-    #: How many other nodes keep what only one node has.
+    #: How many nodes may be lost at once, and after how many steps each replica is made.
     replication_factor: int = 1
+    replication_interval: int = 1
     #: Folder for durable checkpoints, seen by every node, and after how many steps each is written;
     #: ``None`` and 0: none are.
     checkpoint_dir: str | None = None
@@ -280,6 +281,7 @@ def _check(options: LaunchOptions) -> None:
     _at_least("--max-restarts", options.max_restarts, 0)
     _at_least("--standby-launchers", options.standby_launchers, 0)
     _at_least("replication.factor", options.replication_factor, 1)
+    _at_least("replication.interval", options.replication_interval, 1)
     if not 0.5 <= options.heartbeat_timeout_s <= 600:
         raise UsageError(
             f"--heartbeat-timeout {options.heartbeat_timeout_s:g}: must be from 0.5 to 600 s"

@@ -28,7 +28,7 @@ from doc_pages import (
 )
 
 from deadpool_launch import cli, main_cli, rehearse
-from deadpool_launch.exits import ExitCode
+from deadpool_launch.exits import ExitCode, PreflightCode
 from deadpool_slurm import submission
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +67,10 @@ SHOWN_BY = {
         "tests/status/test_commands.py"
         "::test_report_is_written_beside_the_journal_or_where_it_is_asked_for"
     ),
+    "deadpool preflight": (
+        "tests/cluster/test_preflight_on_slurm.py::test_self_test_and_mpi_world_in_a_job"
+    ),
+    "salloc": "tests/cluster/test_preflight_on_slurm.py::test_self_test_and_mpi_world_in_a_job",
     "deadpool plan": (
         "tests/whatif/test_commands.py::test_a_plan_names_memory_bytes_spares_and_goodput"
     ),
@@ -86,6 +90,7 @@ SHOWN_BY = {
         "::test_a_lost_node_is_replaced_and_the_final_state_has_the_same_bits"
     ),
     "make docs": "tests/test_docs.py::test_site_is_built",
+    "make integrations": "tests/integrations/test_frameworks.py::test_a_loss_changes_nothing",
     "make fuzz": "tests/fuzz/test_fuzz.py::test_no_reader_fails_on_what_is_not_for_it",
     "make cluster": "tests/cluster/test_mini_cluster.py::test_all_nodes_are_idle",
     "make cluster-shell": HELP,
@@ -93,8 +98,18 @@ SHOWN_BY = {
     "make cluster-down": HELP,
     "make chaos": HELP,
     "make soak": HELP,
+    "make bench": HELP,
     "python bench/first_step.py": HELP,
+    "python bench/links.py": HELP,
     "python bench/overhead.py": HELP,
+    "python bench/recovery.py": HELP,
+    "python bench/rebuild.py": HELP,
+    "python bench/scale.py": HELP,
+    "python bench/paper.py": HELP,
+    "python bench/compare.py": HELP,
+    "python bench/evaluation.py": (
+        "tests/bench/test_evaluation.py::test_page_is_that_of_the_results"
+    ),
     "python tests/chaos/chaos.py": HELP,
     "python -m deadpool_launch.sim": "tests/sim/test_sim_seeds.py::test_no_seed_breaks_a_promise",
     "python -m deadpool_launch.policy.page": (
@@ -102,9 +117,13 @@ SHOWN_BY = {
     ),
 }
 #: Programs whose imports cost many seconds.
-SLOW = ("bench/overhead.py",)
+SLOW = ("bench/overhead.py", "bench/rebuild.py", "bench/scale.py")
 #: Options of other programs than ours.
-FOREIGN = {"--exclude", "--gpus-per-node", "--gpus-per-task", "--gres", "--mem", "--no-kill"}
+FOREIGN = {
+    *("--exclude", "--gpus-per-node", "--gpus-per-task", "--gres", "--mem", "--no-kill"),
+    *("--ckpt-step", "--enable-ft-package", "--rampup-batch-size", "--rerun-mode"),
+    "--use-torch-fsdp2",
+}
 #: Values for the words in capitals that stand for something.
 PLACEHOLDERS = {"KIND": "pmi2", "N": "3", "STEPS": "3", "SECONDS": "60"}
 
@@ -342,6 +361,8 @@ def test_exit_codes_are_those_of_the_launcher() -> None:
     assert told == sorted(ExitCode)
     (more,) = re.findall(r"`deadpool rehearse` adds (\d+) .*? and (\d+) ", text)
     assert tuple(map(int, more)) == tuple(rehearse.RehearsalCode)
+    (more,) = re.findall(r"`deadpool preflight` adds (\d+) [^`]*? and (\d+) ", text)
+    assert tuple(map(int, more)) == tuple(PreflightCode)
 
 
 def test_site_is_built(tmp_path: Path) -> None:

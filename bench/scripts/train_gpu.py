@@ -272,7 +272,7 @@ def main() -> None:
         "unprotected": job._guard.unprotected,
         "state_nbytes": sum(segments.values()),
         "host_rss_nbytes": psutil.Process().memory_info().rss,
-        "slots_nbytes": sum(slot.nbytes for slot in job._snapshots._slots.values()),
+        "slots_nbytes": sum(slot.nbytes for slot in job._snapshots._slots.every()),
         "device": _cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "device_peak_nbytes": _cuda.max_memory_allocated() if device.type == "cuda" else 0,
         **plain_copies([each.tensor for each in job._training.items()], device),

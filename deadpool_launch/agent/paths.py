@@ -10,15 +10,22 @@ from deadpool_runtime import protocol
 
 
 async def unreached(
-    peers: Mapping[str, protocol.Address], secret: bytes, timeout_s: float
+    peers: Mapping[str, protocol.Address],
+    secret: bytes,
+    timeout_s: float,
+    *,
+    refused: bool = True,
 ) -> list[str]:
-    """The names of those that do not answer in time."""
-    answers = await asyncio.gather(*(_answers(at, secret, timeout_s) for at in peers.values()))
+    """The names of those that do not answer in time. ``refused``: a refusal is an answer too, as it
+    comes from the node, whose replicator may have moved.
+    """
+    answers = await asyncio.gather(
+        *(_answers(at, secret, timeout_s, refused) for at in peers.values())
+    )
     return [name for name, answered in zip(peers, answers, strict=True) if not answered]
 
 
-async def _answers(at: protocol.Address, secret: bytes, timeout_s: float) -> bool:
-    """A refusal is an answer too: it comes from the node, whose replicator may have moved."""
+async def _answers(at: protocol.Address, secret: bytes, timeout_s: float, refused: bool) -> bool:
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(at.host, at.port)
@@ -27,7 +34,7 @@ async def _answers(at: protocol.Address, secret: bytes, timeout_s: float) -> boo
             finally:
                 writer.transport.abort()
     except ConnectionRefusedError:
-        return True
+        return refused
     except (OSError, TimeoutError, protocol.ProtocolError):
         return False
     return True

@@ -209,6 +209,7 @@ class NodeProcesses:
                 agent_pid=os.getpid(),
                 checkpoint_dir=self._spec.checkpoint_dir,
                 checkpoint_every=self._spec.checkpoint_every,
+                replication_interval=self._spec.replication_interval,
             )
             with contextlib.closing(theirs):
                 socket.send_fds(self._parked, [msgspec.msgpack.encode(fork)], [theirs.fileno()])

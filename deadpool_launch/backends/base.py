@@ -38,6 +38,8 @@ class Check:
     remedy: str = ""
     #: The node that must be left out because of it, if it can be spared.
     leave_out: str | None = None
+    #: A warning for want of knowledge: it could not be looked at.
+    unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,15 @@ from typing import Any
 
 import psutil
 
-from deadpool_launch import preflight
 from deadpool_launch.backends import adopted
 from deadpool_launch.backends.asking import Asking
 from deadpool_launch.backends.base import AgentHandle, Allocation, Check, Sight
 from deadpool_launch.errors import StartFailed, UnsuitableError
 from deadpool_launch.options import LaunchOptions
 from deadpool_launch.policy.admission import log_name, reason_to_refuse
+from deadpool_launch.preflight import node_rules
+from deadpool_launch.preflight.facts import Facts
+from deadpool_launch.preflight.own import local_answers
 from deadpool_runtime import parking
 from deadpool_runtime.replication.arena import SHM, arena_path
 from deadpool_slurm.local import KILL_TIMEOUT_S, LocalClient
@@ -77,6 +79,11 @@ class LocalBackend(Asking):
         process = adopted.AdoptedProcess(saved["pid"], saved["created"])
         return self._watch(LocalAgent(self, node, process, Path(saved["log"])))
 
+    async def examine(self, options: LaunchOptions, *, thorough: bool = False) -> Facts:
+        """What is to be known of this machine, which all nodes are."""
+        nodes = local_nodes((options.nodes or 1) + options.spares)
+        return Facts(nodes=nodes, answers=await asyncio.to_thread(local_answers, nodes, options))
+
     async def preflight(self, options: LaunchOptions) -> list[Check]:
         """Whether the run directory and shared memory can be used."""
         checks = [_run_dir_check(Path(options.run_dir))]
@@ -99,7 +106,7 @@ class LocalBackend(Asking):
                 )
             )
             checks += [
-                preflight.admission_check(node, reason)
+                node_rules.admission_check(node, reason)
                 for node, reason in zip(nodes, reasons, strict=True)
                 if reason
             ]
@@ -242,7 +249,7 @@ def _run_dir_check(run_dir: Path) -> Check:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        return preflight.run_dir_problem(run_dir, error)
+        return node_rules.run_dir_problem(run_dir, error)
     return Check("run directory", True, f"{run_dir} can be written")
 
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import shutil
 import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from deadpool_launch import preflight
 from deadpool_launch.backends.adopted import AdoptedProcess
 from deadpool_launch.backends.asking import Asking
 from deadpool_launch.backends.base import (
@@ -32,13 +29,14 @@ from deadpool_launch.backends.base import (
     SiteError,
 )
 from deadpool_launch.backends.slurm_orphans import OrphanStep
-from deadpool_launch.backends.slurm_steps import NodeProbe, SlurmAgent
+from deadpool_launch.backends.slurm_steps import SlurmAgent
 from deadpool_launch.errors import NotInAllocation, StartFailed, UnsuitableError, UsageError
 from deadpool_launch.options import NOT_IN_ALLOCATION, LaunchOptions
-from deadpool_launch.preflight_probe import probe, token_path
+from deadpool_launch.preflight import gather, rules, slurm_rules
+from deadpool_launch.preflight.facts import Answers, Facts, SlurmFacts
 from deadpool_launch.sites import interfaces
 from deadpool_launch.sites.model import GENERIC, SiteConfig
-from deadpool_slurm import access, environ, parse, srun, versions
+from deadpool_slurm import access, environ, parse, srun, ways
 from deadpool_slurm.client import SlurmClient, SlurmError
 
 #: Run on a node after its agent. An arena whose lock is held belongs to a living agent.
@@ -70,7 +68,7 @@ class SlurmBackend(Asking):
         #: The environment of the batch script.
         self.variables = os.environ if variables is None else variables
         self._job = environ.read_job(self.variables)
-        self._way: access.Choice | None = None
+        self._way: ways.Choice | None = None
         #: Its calls block, so make them in a thread.
         self.client = client or self._found_client()
         self._site = site
@@ -131,15 +129,45 @@ class SlurmBackend(Asking):
 
     async def preflight(self, options: LaunchOptions) -> list[Check]:
         """Slurm's side of the job first, then one short step on every node."""
+        return rules.at_start(self._found().nodes, options, await self.examine(options))
+
+    async def examine(self, options: LaunchOptions, *, thorough: bool = False) -> Facts:
+        """What ``preflight`` judges. ``thorough``: the nodes call each other too, and ``srun`` is
+        asked for kinds of MPI that nobody named.
+        """
         allocation = self._found()
-        srun_path = shutil.which("srun", path=self.variables.get("PATH"))
-        checks = preflight.access_checks(self._way, srun=srun_path is not None)
-        if any(check.ok is False for check in checks):
-            return checks
-        checks += await asyncio.to_thread(self._slurm_checks, allocation, options)
+        assert self._job is not None
+        has_srun = shutil.which("srun", path=self.variables.get("PATH")) is not None
+        without = SlurmFacts(way=self._way, has_srun=has_srun)
+        if slurm_rules.no_access(without):
+            return Facts(nodes=allocation.nodes, slurm=without, answers=Answers())
+        slurm = await asyncio.to_thread(
+            gather.job_facts,
+            self.client,
+            self._job,
+            self.variables,
+            self._network,
+            mpi_too=thorough or options.mpi != "none",
+        )
+        slurm = replace(slurm, way=self._way)
+        checks = slurm_rules.slurm_checks(allocation.nodes, slurm, options)
         left_out = {check.leave_out for check in checks}
-        nodes = [node for node in allocation.nodes if node not in left_out]
-        return [*checks, *await self._probe(allocation, nodes, options)]
+        asked = gather.Asked(
+            allocation.job_id,
+            [node for node in allocation.nodes if node not in left_out],
+            allocation.nodes,
+            allocation.launcher_host,
+        )
+        answers = await gather.node_answers(
+            self.client, self.variables, self._site, asked, options, ports=thorough
+        )
+        return Facts(nodes=allocation.nodes, slurm=slurm, answers=answers)
+
+    def cluster(self) -> Facts:
+        """What can be known outside of a job. Blocks."""
+        return Facts(
+            slurm=gather.cluster_facts(self.client, self.variables, self._network, mpi_too=True)
+        )
 
     async def start_agent(self, node: str, argv: Sequence[str], log_path: Path) -> AgentHandle:
         """Start the agent in a step of its own; what ``srun`` says goes to ``<log_path>.srun``."""
@@ -253,7 +281,7 @@ class SlurmBackend(Asking):
     def _found_client(self) -> SlurmClient:
         try:
             found, self._way = access.find(self.variables)
-        except access.BadAccess as error:
+        except ways.BadAccess as error:
             raise UsageError(str(error)) from error
         return found
 
@@ -268,84 +296,3 @@ class SlurmBackend(Asking):
 
     def _srun_environ(self) -> dict[str, str]:
         return environ.for_srun(self.variables, self._found().job_id)
-
-    # ------------------------------------------------------------ preflight
-
-    def _slurm_checks(self, allocation: Allocation, options: LaunchOptions) -> list[Check]:
-        checks = [self._no_kill_check(options)]
-        checks += preflight.srun_checks(len(allocation.nodes), options)
-        try:
-            config = self.client.config()
-            version = versions.parse_version(config.get("SLURM_VERSION", ""))
-            checks += preflight.version_checks(version, config)
-            checks += preflight.network_checks(self._network, config)
-        except SlurmError as error:
-            checks.append(Check("slurm", None, f"Slurm's configuration cannot be read: {error}"))
-        try:
-            job = self.client.job(allocation.job_id)
-            checks += preflight.job_checks(allocation.nodes, job)
-            if options.requeue:
-                checks += preflight.requeue_checks(job)
-            checks += preflight.state_checks(job.nodes, self.client.nodes(job.nodes))
-        except SlurmError as error:
-            checks.append(Check("node state", None, f"the nodes' states cannot be read: {error}"))
-        return checks
-
-    def _no_kill_check(self, options: LaunchOptions) -> Check:
-        assert self._job is not None
-        evidence, problem = None, ""
-        try:
-            submission = self.client.job(self._job.job_id, submission=True).submission
-        except SlurmError as error:
-            submission, problem = None, str(error)
-        if submission is not None and submission.asks_no_kill():
-            evidence = "--no-kill was given at submission"
-        elif self._job.no_kill_variable:
-            evidence = "SBATCH_NO_KILL is set"
-        if submission is not None:
-            problem = submission.problem
-        return preflight.no_kill_check(evidence, options.assume_no_kill, problem)
-
-    async def _probe(
-        self, allocation: Allocation, nodes: Sequence[str], options: LaunchOptions
-    ) -> list[Check]:
-        """Run the probe on these nodes at once.
-
-        This is also the job's first step on purpose: Slurm makes a job's first step only when every
-        node answers, and runs the site's prolog on each node then.
-        """
-        run_dir = Path(options.run_dir)
-        token = secrets.token_hex(8)
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            token_path(run_dir, token).write_text(token)
-        except OSError as error:
-            return [preflight.run_dir_problem(run_dir, error)]
-        checks: list[Check] = []
-        shared = [run_dir]
-        if options.checkpoint_dir is not None:
-            checkpoint_dir = Path(options.checkpoint_dir)
-            try:
-                token_path(checkpoint_dir, token).write_text(token)
-                shared.append(checkpoint_dir)
-            except OSError as error:
-                checks.append(preflight.not_looked_at(checkpoint_dir, error))
-        admission = msgspec.json.encode(options.admission).decode()
-        argv = [sys.executable, "-m", "deadpool_launch.preflight_probe", str(run_dir), token]
-        argv += [admission, *map(str, shared[1:])]
-        probing = NodeProbe(self.client, allocation.job_id, argv, self.variables, self._site)
-        try:
-            own = await asyncio.to_thread(probe, run_dir, token, (), *shared[1:])
-            await probing.ask(
-                nodes, allocation.nodes, options.agent_start_timeout_s + options.admission_s
-            )
-        finally:
-            for directory in shared:
-                with contextlib.suppress(OSError):
-                    token_path(directory, token).unlink()
-        directories = preflight.Directories(*map(str, shared))
-        return [
-            *checks,
-            *preflight.probe_checks(nodes, probing.answers, own, probing.silence, directories),
-            *([preflight.given_up_check(probing.given_up)] if probing.given_up else []),
-        ]

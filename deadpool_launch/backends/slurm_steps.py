@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deadpool_launch import preflight
 from deadpool_launch.backends import adopted
+from deadpool_launch.preflight.node_rules import read_probe
 from deadpool_launch.sites.model import SiteConfig
 from deadpool_slurm import environ, parse, srun
 from deadpool_slurm.client import EndStep, KeepNodes, SlurmClient, SlurmError
@@ -186,19 +186,22 @@ class NodeProbe:
         assert process.stdout is not None
         said: list[str] = []
         complete = False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                while line := (await process.stdout.readline()).decode(errors="replace"):
-                    facts = preflight.read_probe(line, time.time())
-                    if facts is not None:
-                        self.answers[str(facts["node"])] = facts
-                    elif line.strip():
-                        said.append(line.strip())
-                complete = True
-        if complete:
+        try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _KILL_TIMEOUT_S)
-        await SlurmAgent(self._client, self._job_id, _PREFLIGHT_STEP, process).stop(0.0)
+                async with asyncio.timeout_at(deadline):
+                    while line := (await process.stdout.readline()).decode(errors="replace"):
+                        facts = read_probe(line, time.time())
+                        if facts is not None:
+                            self.answers[str(facts["node"])] = facts
+                        elif line.strip():
+                            said.append(line.strip())
+                    complete = True
+            if complete:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), _KILL_TIMEOUT_S)
+        finally:
+            # Also for somebody who does not wait for the answers.
+            await SlurmAgent(self._client, self._job_id, _PREFLIGHT_STEP, process).stop(0.0)
         return said
 
 

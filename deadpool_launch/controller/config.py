@@ -103,8 +103,9 @@ class Config:
     rules: tuple[Rule, ...] = ()
     #: What is done when Slurm drains a node that has ranks: ``swap`` or ``ignore``.
     on_drain: str = "swap"
-    #: How many holders each rank's replica has.
+    #: How many holders each rank's replica has, and after how many steps each is made.
     replication_factor: int = 1
+    replication_interval: int = 1
     #: Failure domain of nodes that go away together with others; others are one of their own.
     domains: Mapping[str, str] = field(default_factory=dict)
     #: Where the ranks write durable checkpoints; empty if they write none.

@@ -34,7 +34,14 @@ from deadpool_launch.controller.wording import nodes_text, plural, ranks_text, s
 from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
 from deadpool_runtime.replication.naming import packed
-from deadpool_runtime.replication.placement import Adoption, Agreement, Fetch, Lent, agree
+from deadpool_runtime.replication.placement import (
+    Adoption,
+    Agreement,
+    Fetch,
+    Lent,
+    agree,
+    replicated_before,
+)
 from deadpool_runtime.replication.shards import Shared, agree_on_shared
 
 #: How many of the steps that cannot be made whole are named.
@@ -95,6 +102,8 @@ def when_inventory_complete(turn: Turn) -> None:
     holders = choose(turn)
     store = turn.address(store_rank(turn))
     aside = list(state.aside())
+    every_step = state.config.replication_interval == 1
+    keep = () if every_step else replicated_before(agreement.step, copies, state.history)
     plans = {
         rank: protocol.Plan(
             epoch=state.epoch,
@@ -105,6 +114,7 @@ def when_inventory_complete(turn: Turn) -> None:
             aside=aside,
             former=packed(agreement.former),
             shards=[_shard(turn, lent) for lent in agreement.lent.get(rank, ())],
+            keep=list(keep),
         )
         for rank, fetches in agreement.fetches.items()
     }

@@ -26,7 +26,6 @@ from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
 from deadpool_runtime.replication.naming import Ranks, members
 from deadpool_runtime.replication.placement import (
-    SLOTS,
     Holding,
     Need,
     Nodes,
@@ -58,7 +57,13 @@ def when_all_attached(turn: Turn) -> None:
     if not ready:
         return
     holdings, electors = _choose(state)
-    need = needs(_segments(state), _own_nbytes(state), _node_of(state), holdings)
+    need = needs(
+        _segments(state),
+        _own_nbytes(state),
+        _node_of(state),
+        holdings,
+        state.config.replication_interval,
+    )
     saves = {name: _save_nbytes(state, need[name]) for name in need}
     for name in state.seats:
         if name in need and need[name].nbytes + saves[name] > state.nodes[name].memory_nbytes:
@@ -97,10 +102,11 @@ def _too_little(node: Node, need: Need, save_nbytes: int) -> str:
     parts = []
     if need.ranks:
         own = size(need.copy_nbytes // len(need.ranks))
-        parts.append(f"{plural(len(need.ranks), 'rank')} x {SLOTS} copies of {own}")
+        parts.append(f"{plural(len(need.ranks), 'rank')} x {need.copies} copies of {own}")
     if need.held:
         parts.append(
-            f"{SLOTS} replicas of {ranks_text(need.held)} of {size(need.held_nbytes)} together"
+            f"{need.replicas} replicas of {ranks_text(need.held)} of {size(need.held_nbytes)} "
+            "together"
         )
     if save_nbytes:
         parts.append(f"{size(save_nbytes)} while a durable checkpoint is written")
@@ -302,9 +308,11 @@ def note_unprotected(turn: Turn, rank: Rank, body: protocol.StepDone) -> None:
     turn.set(unprotected=total, unprotected_step=body.step)
     if total & (total - 1) == 0:
         so_far = f" ({total} such steps so far)" if total > 1 else ""
+        every_step = turn.state.config.replication_interval == 1
+        which = "the step before" if every_step else "the newest step that is to have one"
         turn.say(
-            f"rank {rank.rank} went through step {body.step} without a confirmed replica of the "
-            f"step before{so_far}"
+            f"rank {rank.rank} went through step {body.step} without a confirmed replica of "
+            f"{which}{so_far}"
         )
 
 

@@ -409,6 +409,17 @@ KEYS: tuple[Key, ...] = (
         word="auto",
     ),
     Key(
+        "replication.interval",
+        "replication_interval",
+        Count(1),
+        "After how many steps each replica is made, for less traffic. Copies on a rank's own node "
+        "are made after every step all the same. A process that dies, a drained node or a hang "
+        "costs what it does with 1; a node that is lost costs up to so many completed steps and "
+        "the one under way, as all go back to the newest step whose replicas are whole. Training "
+        "waits for replicas in the step behind the one that has them. A rank takes memory for 4 "
+        "copies on its own node with 2, and for 5 with more, instead of 3.",
+    ),
+    Key(
         "replication.factor",
         "replication_factor",
         Count(1),

@@ -9,9 +9,10 @@ from deadpool_launch.sim.promises import PromiseBroken
 from deadpool_launch.sim.values import Layout, State, mix
 from deadpool_runtime import protocol
 from deadpool_runtime.replication.naming import Ranks
-from deadpool_runtime.replication.placement import SLOTS, counts
+from deadpool_runtime.replication.placement import counts
+from deadpool_runtime.replication.slotting import SLOTS, newest_below, slot_for
 
-#: A slot of an arena: rank, whether it is a replica, step modulo ``SLOTS``.
+#: A slot of an arena: rank, whether it is a replica, which of those.
 Slot = tuple[int, bool, int]
 
 
@@ -64,20 +65,44 @@ class Arenas:
             for ranks, value in zip(self.layout.segments[rank], state.values, strict=True)
         ]
 
-    def wipe(self, node: str, rank: int, replica: bool, step: int) -> None:
-        """Something is being written to the slot of this step."""
-        if (arena := self.kept.get(node)) is not None:
-            arena.pop((rank, replica, step % SLOTS), None)
+    def there(self, node: str, rank: int, replica: bool) -> dict[int, int]:
+        """The step in each slot of the rank, or of its replica."""
+        arena = self.kept.get(node, {})
+        return {
+            slot: kept.copy.step
+            for (of, held, slot), kept in arena.items()
+            if (of, held) == (rank, replica)
+        }
 
     def held(self, node: str, copy: protocol.Copy) -> Kept | None:
         """The sealed replica of the rank and step of ``copy`` on the node."""
-        found = self.kept.get(node, {}).get((copy.rank, True, copy.step % SLOTS))
-        return found if found is not None and found.copy.step == copy.step else None
+        slot = self._find(node, copy.rank, True, copy.step)
+        return None if slot is None else self.kept[node][slot]
 
-    def seal(self, node: str, copy: protocol.Copy, state: State) -> Kept:
+    def _find(self, node: str, rank: int, replica: bool, step: int) -> Slot | None:
+        there = self.there(node, rank, replica)
+        return next(((rank, replica, slot) for slot, its in there.items() if its == step), None)
+
+    def slot_for_replica(
+        self, node: str, rank: int, step: int, history: Sequence[tuple[int, int]]
+    ) -> Slot:
+        """Where the replica of a step goes."""
+        there = self.there(node, rank, True)
+        good = [
+            its
+            for slot, its in there.items()
+            if counts(self.kept[node][rank, True, slot].copy, history)
+        ]
+        return rank, True, slot_for(step, there, set(newest_below(step, good)), SLOTS)
+
+    def wipe(self, node: str, slot: Slot) -> None:
+        """Something is being written there."""
+        if (arena := self.kept.get(node)) is not None:
+            arena.pop(slot, None)
+
+    def seal(self, node: str, slot: Slot, copy: protocol.Copy, state: State) -> Kept:
         """The copy is whole."""
-        kept = Kept(copy, state)
-        self.kept.setdefault(node, {})[copy.rank, copy.replica, copy.step % SLOTS] = kept
+        kept = self.kept.setdefault(node, {})[slot] = Kept(copy, state)
         return kept
 
     def copies(self, node: str) -> tuple[protocol.Copy, ...]:
@@ -140,14 +165,16 @@ class Arenas:
             for rank, until in present.items()
         )
 
-    def fetched(self, rank: int, where: str, plan: protocol.Plan, cut: Set[str]) -> Kept | str:
-        """The rank's copy on its node, made whole from the pieces; or why that cannot be done.
+    def fetched(
+        self, rank: int, where: str, plan: protocol.Plan, own_slot: Slot, cut: Set[str]
+    ) -> Kept | str:
+        """The rank's copy on its node, made whole from the pieces in this slot; or why that cannot
+        be done.
 
         ``cut``: nodes that do not reach each other.
         """
-        own_slot = (rank, False, plan.step % SLOTS)
         if not plan.pieces:
-            kept = self._read(where, own_slot, plan.step)
+            kept = self._read(where, rank, False, plan.step)
             if isinstance(kept, Kept) and kept.copy.missing:
                 raise PromiseBroken(f"rank {rank} is to take a copy that is not whole")
             return kept
@@ -159,8 +186,8 @@ class Arenas:
         values: dict[Ranks, int] = {}
         for piece in plan.pieces:
             node = piece.source.host
-            slot = (piece.rank, piece.replica, plan.step % SLOTS)
-            kept = self._fetch(where, piece.source, slot, plan.step, cut)
+            which = piece.rank, piece.replica, plan.step
+            kept = self._fetch(where, piece.source, which, cut)
             if isinstance(kept, str):
                 return kept
             parts.append(kept)
@@ -190,43 +217,50 @@ class Arenas:
         copy = protocol.Copy(rank, plan.step, base.copy.epoch, False, list(segments), [])
         if adopted and plan.former:
             return Kept(copy, state)  # it has a shard of another rank until it is made once more
-        return self.seal(where, copy, state)
+        return self.seal(where, own_slot, copy, state)
 
-    def lent(self, where: str, step: int, shard: protocol.Shard, cut: Set[str]) -> Kept | str:
-        """The copy of another rank that has its shard, on this node then; or why that is not."""
-        slot = (shard.rank, shard.replica, step % SLOTS)
+    def lent(
+        self, where: str, step: int, shard: protocol.Shard, held_slot: Slot, cut: Set[str]
+    ) -> Kept | str:
+        """The copy of another rank that has its shard, on this node then, in that slot if it is
+        fetched; or why that is not."""
+        which = shard.rank, shard.replica, step
         if shard.source is None:
-            return self._read(where, slot, step)
-        kept = self._fetch(where, shard.source, slot, step, cut)
+            return self._read(where, *which)
+        kept = self._fetch(where, shard.source, which, cut)
         if isinstance(kept, str):
             return kept
         missing = [ranks for ranks in self.layout.segments[shard.rank] if ranks != (shard.rank,)]
         copy = protocol.Copy(shard.rank, step, kept.copy.epoch, True, shard.segments, missing)
-        return self.seal(where, copy, kept.state)
+        return self.seal(where, held_slot, copy, kept.state)
 
     def _fetch(
-        self, where: str, source: protocol.Address, slot: Slot, step: int, cut: Set[str]
+        self,
+        where: str,
+        source: protocol.Address,
+        which: tuple[int, bool, int],
+        cut: Set[str],
     ) -> Kept | str:
-        """A copy that lies elsewhere."""
+        """A copy that lies elsewhere: of which rank, whether a replica, of which step."""
         node = source.host
         if node in self.dead or source != self.address(node):
             return f"{node} does not answer"
         if node != where and (node in cut or where in cut):
             return f"{node} cannot be reached"
-        return self._read(node, slot, step)
+        return self._read(node, *which)
 
-    def _read(self, node: str, slot: Slot, step: int) -> Kept | str:
+    def _read(self, node: str, rank: int, replica: bool, step: int) -> Kept | str:
         """Check a copy as its reader does; a damaged one loses its seal."""
-        arena = self.kept.get(node, {})
-        kept = arena.get(slot)
-        if kept is None or kept.copy.step != step:
+        slot = self._find(node, rank, replica, step)
+        if slot is None:
             if node not in self.bereft:
                 raise PromiseBroken(
-                    f"the copy of step {step} of rank {slot[0]} on {node} is needed and gone"
+                    f"the copy of step {step} of rank {rank} on {node} is needed and gone"
                 )
-            return f"there is no copy of step {step} of rank {slot[0]} on {node}"
+            return f"there is no copy of step {step} of rank {rank} on {node}"
+        kept = self.kept[node][slot]
         if not kept.damaged:
             return kept
-        del arena[slot]
+        self.wipe(node, slot)
         self.bereft.add(node)
-        return f"a hash of the copy of rank {slot[0]} on {node} differs"
+        return f"a hash of the copy of rank {rank} on {node} differs"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deadpool_launch.sim.arenas import Kept
+from deadpool_launch.sim.arenas import Kept, Slot
 from deadpool_launch.sim.values import State
 from deadpool_runtime import protocol
 from deadpool_runtime.replication.naming import members
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 _COMPARED_STEP = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Put:
-    """A replica on its way from one replicator to another."""
+    """A replica on its way from one replicator to another. Of those of one rank at one node only
+    the newest is taken in."""
 
+    number: int
     process: Process
     kept: Kept
     epoch: int
@@ -45,15 +47,32 @@ class Copying:
         self._cluster = cluster
         self._arenas = cluster.arenas
         self._network = cluster.network
+        self._sent = 0
+        #: The newest that began to arrive, by node and rank.
+        self._newest: dict[tuple[str, int], int] = {}
 
     # ------------------------------------------------------------ on the rank's node
 
     def begin(self, process: Process) -> None:
         """Begin to copy the present state of the process."""
         state = process.state
-        self._arenas.wipe(process.node, process.rank, False, state.step)
+        self._arenas.wipe(process.node, self._take(process, state.step))
         process.unsealed = state
         process.when(0.1, self._seal, process, state, process.epoch)
+
+    def _take(self, process: Process, step: int) -> Slot:
+        """The slot for a new copy of the step."""
+        return process.rank, False, process.slots.take(step)[0]
+
+    def _own_slot(self, process: Process, step: int) -> Slot:
+        slot = process.slots.find(step)
+        assert slot is not None, "the copy was begun"
+        return process.rank, False, slot
+
+    def go_back(self, process: Process, plan: protocol.Plan) -> None:
+        """All ranks go on from the plan's step."""
+        there = self._arenas.there(process.node, process.rank, False)
+        process.slots.go_back(plan.step, plan.keep, there)
 
     def settle(self, process: Process) -> None:
         """No copy is under way any more: the one that is becomes whole at once, or never."""
@@ -68,13 +87,15 @@ class Copying:
         process.unsealed = None
         segments = list(self._cluster.layout.segments[process.rank])
         copy = protocol.Copy(process.rank, state.step, epoch, False, segments, [])
-        self._arenas.seal(process.node, copy, state)
+        self._arenas.seal(process.node, self._own_slot(process, state.step), copy, state)
         process.sealed, process.sealed_state = copy, state
         if state.step <= _COMPARED_STEP:
             digests = self._arenas.digests(process.rank, state)
             process.say(protocol.Snapshotted(epoch, state.step, digests))
-        if process.chosen:
-            self._replicate(process)
+        if process.slots.replicates(state.step):
+            process.offered = copy, state
+            if process.chosen:
+                self._replicate(process)
         if self._cluster.disk.wants(state.step) and not process.aside:
             process.when(0.5, self._save, process, copy, state)
 
@@ -128,10 +149,10 @@ class Copying:
             self._replicate(process)
 
     def _replicate(self, process: Process) -> None:
-        copy, holder = process.sealed, process.holder
-        if copy is None:
+        holder, epoch = process.holder, process.chosen
+        if process.offered is None:
             return
-        epoch = process.chosen
+        copy, state = process.offered
         if holder is None:
             process.confirm(epoch, copy.step)
             return
@@ -143,36 +164,49 @@ class Copying:
                 if not lacking:
                     process.confirm(epoch, copy.step)
 
-            self._send(process, copy, epoch, each.address, each.segments, confirm)
+            self._send(process, (copy, state), epoch, each.address, each.segments, confirm)
         if holder.deputy is not None:
-            self._send(process, copy, epoch, holder.deputy, [], None)
+            self._send(process, (copy, state), epoch, holder.deputy, [], None)
 
     def _send(
         self,
         process: Process,
-        copy: protocol.Copy,
+        offered: tuple[protocol.Copy, State],
         epoch: int,
         to: protocol.Address,
         segments: list[tuple[int, ...]],
         confirm: Callable[[], None] | None,
     ) -> None:
+        """``confirm``: what is done in the process when it is there."""
+        copy, state = offered
         missing = [ranks for ranks in copy.segments if ranks not in segments]
         replica = protocol.Copy(copy.rank, copy.step, copy.epoch, True, list(segments), missing)
-        kept = Kept(replica, process.sealed_state)
         source = self._arenas.address(process.node)
+        self._sent += 1
         self._network.between(
             process.node,
             to.host,
             self._cluster.queue.delay(0.05),
             self._arriving,
-            Put(process, kept, epoch, source, to, confirm, not process.restoring),
+            Put(
+                self._sent,
+                process,
+                Kept(replica, state),
+                epoch,
+                source,
+                to,
+                confirm,
+                not process.restoring,
+            ),
         )
 
     def _arriving(self, put: Put) -> None:
         """The first of it arrives: what was in the slot is gone, but for a replica of this very
         copy, or one of the same step that others may need."""
-        if not self._can_arrive(put):
+        place = put.to.host, put.kept.copy.rank
+        if not self._can_arrive(put) or put.number < self._newest.get(place, 0):
             return
+        self._newest[place] = put.number
         there = self._arenas.held(put.to.host, put.kept.copy)
         if there is not None and there.has_all_of(put.kept):
             self._confirm(put)
@@ -180,13 +214,19 @@ class Copying:
         if there is not None and not put.replaces:
             put.process.when(0.02, self._postpone, put.process, put.epoch)
             return
-        self._arenas.wipe(put.to.host, put.kept.copy.rank, True, put.kept.copy.step)
+        slot = self._slot_for_replica(*place, put.kept.copy.step)
+        self._arenas.wipe(put.to.host, slot)
         delay_s = self._cluster.queue.delay(0.05)
-        self._network.between(put.source.host, put.to.host, delay_s, self._arrived, put)
+        self._network.between(put.source.host, put.to.host, delay_s, self._arrived, put, slot)
 
-    def _arrived(self, put: Put) -> None:
-        if self._can_arrive(put):
-            self._arenas.seal(put.to.host, put.kept.copy, put.kept.state)
+    def _slot_for_replica(self, node: str, rank: int, step: int) -> Slot:
+        history = self._cluster.launcher.state.history
+        return self._arenas.slot_for_replica(node, rank, step, history)
+
+    def _arrived(self, put: Put, slot: Slot) -> None:
+        newest = self._newest[put.to.host, put.kept.copy.rank]
+        if self._can_arrive(put) and put.number == newest:
+            self._arenas.seal(put.to.host, slot, put.kept.copy, put.kept.state)
             self._confirm(put)
 
     def _confirm(self, put: Put) -> None:
@@ -205,14 +245,18 @@ class Copying:
     def fetched(self, process: Process, plan: protocol.Plan) -> Kept | str:
         """The state that the plan names, of which there is a copy on the node then."""
         rank, node = process.rank, process.node
+        self.go_back(process, plan)
+        slot = (
+            self._take(process, plan.step) if plan.pieces or plan.checkpoint else (rank, False, 0)
+        )
         if not plan.checkpoint:
-            return self._arenas.fetched(rank, node, plan, self._network.apart)
+            return self._arenas.fetched(rank, node, plan, slot, self._network.apart)
         part = self._cluster.disk.read(rank, plan.step)
         if isinstance(part, str):
             return part
         segments = list(self._cluster.layout.segments[rank])
         copy = protocol.Copy(rank, plan.step, plan.epoch, False, segments, [])
-        return self._arenas.seal(node, copy, part.state)
+        return self._arenas.seal(node, slot, copy, part.state)
 
     def shards(
         self, process: Process, plan: protocol.Plan, found: Kept
@@ -220,14 +264,16 @@ class Copying:
         """The past and value of each shard that the process brings, by rank; or why one cannot be
         had."""
         layout, brought = self._cluster.layout, {}
+        node, step = process.node, plan.step
         if process.rank in members(plan.former):
             brought[process.rank] = found.state.lineage, layout.shard_of(process.rank, found.state)
         for shard in plan.shards:
             if plan.checkpoint:
-                part = self._cluster.disk.read(shard.rank, plan.step)
+                part = self._cluster.disk.read(shard.rank, step)
                 state = part if isinstance(part, str) else part.state
             else:
-                kept = self._arenas.lent(process.node, plan.step, shard, self._network.apart)
+                slot = self._slot_for_replica(node, shard.rank, step)
+                kept = self._arenas.lent(node, step, shard, slot, self._network.apart)
                 state = kept if isinstance(kept, str) else kept.state
             if isinstance(state, str):
                 return state
@@ -237,5 +283,7 @@ class Copying:
     def anew(self, process: Process, epoch: int) -> protocol.Copy:
         """A copy of the state that the process has now, which is none of those that it fetched."""
         segments = list(self._cluster.layout.segments[process.rank])
-        copy = protocol.Copy(process.rank, process.state.step, epoch, False, segments, [])
-        return self._arenas.seal(process.node, copy, process.state).copy
+        step = process.state.step
+        copy = protocol.Copy(process.rank, step, epoch, False, segments, [])
+        slot = self._take(process, step)
+        return self._arenas.seal(process.node, slot, copy, process.state).copy

@@ -226,7 +226,8 @@ class Promises:
         self.plans.append((plan.step, self.common_step))
         # Copies of the state of a checkpoint that the incident went back to are older for good.
         went_back = after.incident is not None and after.incident.checkpoint is not None
-        if plan.checkpoint or went_back or plan.step >= self.common_step - 1:
+        interval = after.config.replication_interval
+        if plan.checkpoint or went_back or plan.step >= self.common_step - interval:
             return
         told = after.unprotected > 0 or any(fault.kind in _COPY_KINDS for fault in self.struck)
         if not told and not self._struck_bare:

@@ -19,6 +19,7 @@ from deadpool_launch.sim.training import SHARING, Meeting
 from deadpool_launch.sim.values import State, after_step
 from deadpool_runtime import protocol
 from deadpool_runtime.replication.naming import members
+from deadpool_runtime.replication.slotting import SlotTable
 
 if TYPE_CHECKING:
     from deadpool_launch.sim.agents import Agent
@@ -74,6 +75,9 @@ class Process:
         self.unsealed: State | None = None
         self.sealed: protocol.Copy | None = None
         self.sealed_state: State = self.state
+        #: The newest of which there are to be replicas.
+        self.offered: tuple[protocol.Copy, State] | None = None
+        self.slots = SlotTable(self.cluster.config.replication_interval)
         #: When the present step began, and since when its collective is waited in.
         self.since = 0.0
         self.waits_since = 0.0
@@ -332,7 +336,8 @@ class Process:
         if self.mode is not Mode.COLLECTIVE or not self._is_at(epoch, step):
             return
         self.meeting = None
-        if step < 1 or self.confirmed >= step:
+        wanted = self.slots.newest_replicated(step)
+        if wanted < 1 or self.confirmed >= wanted:
             self._optimize(total)
         elif self.gave_up_at is not None and self.confirmed <= self.gave_up_at:
             self.unprotected += 1
@@ -340,7 +345,7 @@ class Process:
         else:
             self.mode = Mode.CONFIRM
             self._total = total
-            if self.given_up >= step:
+            if self.given_up >= wanted:
                 self._go_unprotected(epoch, step)
             else:
                 self.queue.later(
@@ -361,7 +366,8 @@ class Process:
         if self.protected < epoch == self.chosen:
             self.protected = epoch
             self.say(protocol.Protected(epoch, step))
-        if self.mode is Mode.CONFIRM and self.confirmed >= self.state.step:
+        wanted = self.slots.newest_replicated(self.state.step)
+        if self.mode is Mode.CONFIRM and self.confirmed >= wanted:
             self._optimize(self._total)
 
     def _optimize(self, total: int) -> None:
@@ -478,12 +484,15 @@ class Process:
         self.mode = Mode.RESTORED
         digests = self.cluster.arenas.digests(self.rank, self.state)
         self.say(protocol.Restored(epoch, plan.step, digests))
+        self.offered = None if self.sealed is None else (self.sealed, self.sealed_state)
         self.cluster.copying.choose(self, epoch, plan.holder, restoring=True)
 
     def _resume(self, epoch: int) -> None:
         self.epoch = epoch
         self.halt = None
-        self.confirmed, self.given_up, self.gave_up_at = self.state.step, -1, None
+        waited_for = self.cluster.config.replication_interval > 1 and self.protected < epoch
+        self.confirmed = self.state.step - 1 if waited_for else self.state.step
+        self.given_up, self.gave_up_at = -1, None
         self.cluster.copying.resumed(self)
         self.cluster.resumed(self, epoch)
         self.begin_step()

@@ -52,6 +52,7 @@ def quick_config(
     readmit_after_s: float | None = None,
     node_restarts: int | None = None,
     replication_factor: int = 1,
+    replication_interval: int = 1,
 ) -> Config:
     """Short deadlines, so that escalation happens within a few simulated seconds."""
     return Config(
@@ -79,6 +80,7 @@ def quick_config(
         node_restarts_within_s=RESTARTS_WITHIN_S,
         quarantine_within_s=3,
         replication_factor=replication_factor,
+        replication_interval=replication_interval,
     )
 
 
@@ -106,6 +108,7 @@ def random_scenario(
         readmit_after_s=dice.choice((None, 0.2, 1.0)),
         node_restarts=random.Random(f"restarts {seed}").choice((None, None, 0, 1, 2)),
         replication_factor=random.Random(f"factor {seed}").choice((1, 1, 2, 3)),
+        replication_interval=random.Random(f"interval {seed}").choice((1, 1, 2, 3, 4)),
     )
     attaches = dice.random() < 0.9
     layout = dice.choice(list(LayoutKind))

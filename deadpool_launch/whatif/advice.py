@@ -16,7 +16,7 @@ from deadpool_launch.whatif.faults import Renewal
 from deadpool_launch.whatif.job import Job
 from deadpool_launch.whatif.sizes import Layout, Model, Sizes, sizes
 from deadpool_launch.whatif.strategies import DEADPOOL, YOUNG_DALY, Figure, Strategy
-from deadpool_runtime.replication.placement import SLOTS
+from deadpool_runtime.replication.slotting import SLOTS
 
 #: Bytes a second at which a node copies state to its shared memory, and hashes it.
 COPY_RATE = 10e9

@@ -9,6 +9,7 @@ import click
 
 from deadpool_launch.errors import UsageError
 from deadpool_launch.whatif import advice, report
+from deadpool_launch.whatif.asking import layout_of, model_of, model_options, parallel_options
 from deadpool_launch.whatif.reading import (
     count_option,
     drawn_faults,
@@ -17,7 +18,6 @@ from deadpool_launch.whatif.reading import (
     size_option,
     time_option,
 )
-from deadpool_launch.whatif.sizes import DTYPES, OPTIMIZERS, SHARDINGS, Layout, Model
 from deadpool_launch.whatif.strategies import ASSUMED, DEADPOOL, GIVEN, Figure
 
 _SEEDS = 100
@@ -25,33 +25,11 @@ _QUEUE_S = 3600.0
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
-@count_option("--params", 1, "Parameters of the model, such as 7B.")
-@click.option(
-    "--dtype", type=click.Choice(list(DTYPES)), default="fp32", help="Theirs.  [default: fp32]"
-)
-@click.option(
-    "--optimizer",
-    type=click.Choice(list(OPTIMIZERS)),
-    default="adamw",
-    help="What it keeps for a parameter counts.  [default: adamw]",
-)
-@click.option(
-    "--optimizer-dtype",
-    type=click.Choice(list(DTYPES)),
-    help="Type of what the optimizer keeps.  [default: that of the parameters]",
-)
-@click.option(
-    "--sharding",
-    type=click.Choice(SHARDINGS),
-    default="ddp",
-    help="How data-parallel ranks share the state.  [default: ddp]",
-)
-@count_option("--shard", 2, "With hsdp: ranks over which a replica is sharded.")
+@model_options
 @count_option("--nodes", 1, "Nodes that train.")
 @count_option("--nproc-per-node", 1, "Ranks on each.  [default: 1]")
 @count_option("--dp", 1, "Data-parallel ranks.  [default: what tp and pp leave]")
-@count_option("--tp", 1, "Tensor-parallel ranks.  [default: 1]")
-@count_option("--pp", 1, "Stages of the pipeline.  [default: 1]")
+@parallel_options
 @time_option("--step-time", "One step, unprotected.")
 @time_option("--time-limit", "How long the job runs.")
 @count_option("--spares", 1, "Spares to plan with.  [default: as many as are enough]")
@@ -95,22 +73,12 @@ def _question(options: dict[str, Any]) -> advice.Question:
         raise UsageError("--step-time: must be shorter than --time-limit")
     if options["probability"] == 0:
         raise UsageError("--probability 0: must be a number above 0, such as 0.99")
-    if options["shard"] is not None and options["sharding"] != "hsdp":
-        raise UsageError("--shard: is for --sharding hsdp only")
-    layout = Layout(
-        nodes=options["nodes"],
-        spares=options["spares"] or 0,
-        nproc_per_node=options["nproc_per_node"] or 1,
-        sharding=options["sharding"],
-        tensor=options["tp"] or 1,
-        pipeline=options["pp"] or 1,
-        shard=options["shard"] or 1,
+    layout = layout_of(
+        options, options["nodes"], options["spares"] or 0, options["nproc_per_node"] or 1
     )
     layout.check(options["dp"])
     return advice.Question(
-        model=Model(
-            options["params"], options["dtype"], options["optimizer"], options["optimizer_dtype"]
-        ),
+        model=model_of(options),
         layout=layout,
         step_s=options["step_time"],
         limit_s=options["time_limit"],

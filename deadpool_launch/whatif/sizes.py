@@ -61,6 +61,8 @@ class Layout:
     pipeline: int = 1
     #: With ``hsdp``: over so many ranks a replica is sharded.
     shard: int = 1
+    #: So many other nodes keep what one node alone has.
+    factor: int = 1
 
     @property
     def world(self) -> int:
@@ -116,12 +118,27 @@ class Sizes:
 
 def sizes(model: Model, layout: Layout) -> Sizes:
     """What the node that has most to keep and to send keeps and sends."""
-    segments = _segments(model, layout)
+    parts = layout.tensor * layout.pipeline
+    count = math.ceil(model.parameters / parts)
+    return _sizes(layout, count * model.weight_nbytes, count * model.optimizer_nbytes)
+
+
+def sizes_of_rank(nbytes: int, layout: Layout) -> Sizes:
+    """The same where a rank has so many bytes of state, shared as ``layout.sharding`` says; with
+    ``zero1`` that does not say which are shared, so it is not for this.
+    """
+    times = {"fsdp": layout.data, "hsdp": layout.shard}.get(layout.sharding, 1)
+    return _sizes(layout, nbytes * times, 0)
+
+
+def _sizes(layout: Layout, weights: int, kept: int) -> Sizes:
+    """``weights`` and ``kept`` are the bytes of each tensor- and pipeline-parallel part."""
+    segments = _segments(layout, weights, kept)
     names = [f"n{index}" for index in range(layout.nodes + layout.spares)]
     active, spares = tuple(names[: layout.nodes]), tuple(names[layout.nodes :])
     node_of = {rank: active[rank // layout.nproc_per_node] for rank in range(layout.world)}
     own = dict.fromkeys(segments, OWN_NBYTES)
-    holders = choose_holders(segments, node_of, Nodes(active, spares))
+    holders = choose_holders(segments, node_of, Nodes(active, spares), layout.factor)
     need = needs(segments, own, node_of, holders)
     saves = _saves(segments)
     by_node: dict[str, list[int]] = {}
@@ -146,10 +163,7 @@ def sizes(model: Model, layout: Layout) -> Sizes:
     )
 
 
-def _segments(model: Model, layout: Layout) -> dict[int, dict[Ranks, int]]:
-    parts = layout.tensor * layout.pipeline
-    weights = math.ceil(model.parameters / parts) * model.weight_nbytes
-    kept = math.ceil(model.parameters / parts) * model.optimizer_nbytes
+def _segments(layout: Layout, weights: int, kept: int) -> dict[int, dict[Ranks, int]]:
     segments: dict[int, dict[Ranks, int]] = {}
     for stage in range(layout.pipeline):
         for slot in range(layout.tensor):
@@ -186,8 +200,9 @@ def _group(
 def _sent(segments: Mapping[Ranks, int], holding: Holding | None) -> int:
     if holding is None:
         return 0
-    copies = 1 if holding.deputy is None else 2
-    return sum(segments[name] for name in holding.segments) + copies * OWN_NBYTES
+    shares = holding.shares
+    copies = len(shares) + (holding.deputy is not None)
+    return sum(segments[name] for each in shares for name in each.segments) + copies * OWN_NBYTES
 
 
 def _saves(segments: Mapping[int, Mapping[Ranks, int]]) -> dict[int, int]:

@@ -200,6 +200,7 @@ def _set_up(request: ForkRequest, link: RankLink) -> object:
             job_id=request.job_id,
             checkpoint_dir=request.checkpoint_dir,
             checkpoint_every=request.checkpoint_every,
+            replication_interval=request.replication_interval,
             arena=request.arena,
             recorder=recorder,
         )

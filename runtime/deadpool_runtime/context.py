@@ -37,7 +37,7 @@ class RankContext:
     ``replacement``: the other ranks already train, so groups stay peerless until the first plan.
     ``attempt``: how often the script was started anew for all ranks. ``store``: the rendezvous of
     ``epoch``. ``fault_step``: rehearsals only, the step at whose start the rank waits for a fault.
-    ``confirm_timeout_s``: see ``protocol.JobSpec``.
+    ``confirm_timeout_s`` and ``replication_interval``: see ``protocol.JobSpec``.
     ``arena``: directory of the node's arena. ``job_id``: names the job in durable checkpoints;
     ``checkpoint_dir`` and ``checkpoint_every``: see ``protocol.JobSpec``.
     """
@@ -61,6 +61,7 @@ class RankContext:
     job_id: str = ""
     checkpoint_dir: str = ""
     checkpoint_every: int = 0
+    replication_interval: int = 1
     #: Where the step that the script is in is written down for the agent.
     recorder: Recorder | None = None
     #: Called when the script has come to its end without an error, before the launcher is told.

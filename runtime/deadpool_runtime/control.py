@@ -77,6 +77,8 @@ class Control:
         self._confirmed = -1
         #: Confirmations of an epoch before this one speak of steps that are run again.
         self._confirming = 0
+        #: The newest epoch of which there was one, and the newest step in that.
+        self._newest_confirmed = (0, -1)
         self._raise_step: int | None = None
         #: The newest step whose copy is known not to be confirmed.
         self._given_up = -1
@@ -179,6 +181,7 @@ class Control:
     def confirm(self, epoch: int, step: int) -> None:
         """The copy of ``step`` is kept outside of this process."""
         with self._changed:
+            self._newest_confirmed = max(self._newest_confirmed, (epoch, step))
             if epoch >= self._confirming:
                 self._confirmed = max(self._confirmed, step)
             self._changed.notify_all()
@@ -292,14 +295,18 @@ class Control:
             assert self._plan is not None
             return self._plan
 
-    def wait_resume(self, epoch: int, step: int) -> None:
-        """Block until every rank has restored ``step``; ``Superseded`` when a newer epoch comes.
+    def wait_resume(self, epoch: int, confirmed: int) -> None:
+        """Block until every rank has restored the plan's step; ``Superseded`` when a newer epoch
+        comes.
 
-        Forgets what was said about the steps that are now run again.
+        Forgets what was said about the steps that are now run again. ``confirmed``: the step up to
+        which there is nothing to wait for, whatever was said in this epoch.
         """
         with self._changed:
             self._wait_unless_newer(epoch, lambda: self._resumed >= epoch)
-            self._confirmed, self._confirming, self._given_up = step, epoch, -1
+            told_in, told = self._newest_confirmed
+            self._confirmed = max(confirmed, told) if told_in == epoch else confirmed
+            self._confirming, self._given_up = epoch, -1
             self._assembled.clear()
             self._raise_step = None
             self._all_ended = False

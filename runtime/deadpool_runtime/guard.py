@@ -37,6 +37,7 @@ class StepGuard:
     ``schedulers``: those whose state is saved, the latter also among other objects. ``modules``:
     every module whose tensors are saved.
     ``wait_copied``: returns when the copy of a step has been made and the tensors may change.
+    ``newest_replicated``: the newest step up to one of which there are to be replicas.
     ``confirm_timeout_s``: longest wait for a confirmation. It must be longer than the launcher
     takes to give up a silent node, or ranks run away from the steps that are safe meanwhile.
     """
@@ -51,6 +52,7 @@ class StepGuard:
         *,
         modules: Callable[[], Iterable[tuple[str, torch.nn.Module]]] = lambda: (),
         wait_copied: Callable[[int], None] = lambda _: None,
+        newest_replicated: Callable[[int], int] = lambda step: step,
         confirm_timeout_s: float,
     ) -> None:
         self._control = control
@@ -63,6 +65,7 @@ class StepGuard:
         self._scheduled: set[int] = set()
         self._passing = strangers.Passing()
         self._wait_copied = wait_copied
+        self._newest_replicated = newest_replicated
         self._confirm_timeout_s = confirm_timeout_s
         self._hook: Any = None
         self._replay: Any = None
@@ -264,27 +267,28 @@ class StepGuard:
         started = time.monotonic()
         self._wait_copied(number - 1)
         self.copy_wait_s = time.monotonic() - started
-        if number < 2 or self._control.confirmed >= number - 1:
+        wanted = self._newest_replicated(number - 1)
+        if wanted < 1 or self._control.confirmed >= wanted:
             return
         if self._gave_up_at is not None and self._control.confirmed <= self._gave_up_at:
             self.unprotected += 1
             return
         started = time.monotonic()
-        in_time = self._control.wait_confirmed(number - 1, self._epoch, self._confirm_timeout_s)
+        in_time = self._control.wait_confirmed(wanted, self._epoch, self._confirm_timeout_s)
         self.confirm_wait_s = time.monotonic() - started
         self._require_peers()
         if in_time:
             self._gave_up_at = None
             return
         self.unprotected += 1
-        if self._control.given_up >= number - 1:
+        if self._control.given_up >= wanted:
             return  # why there is no replica of it was said; the next step's may be confirmed
         if self.unprotected == 1:
             self._link.send(
                 Note(
-                    f"Step {number} went on without confirmation of step {number - 1} after "
+                    f"Step {number} went on without confirmation of step {wanted} after "
                     f"{self._confirm_timeout_s:g} s; until confirmations catch up, a lost rank may "
-                    f"cost more than one step."
+                    f"cost more than it should."
                 )
             )
         self._gave_up_at = self._control.confirmed

@@ -47,6 +47,7 @@ class ForkRequest(msgspec.Struct, frozen=True, tag=True):
     agent_pid: int
     checkpoint_dir: str = ""
     checkpoint_every: int = 0
+    replication_interval: int = 1
 
 
 class Warm(msgspec.Struct, frozen=True, tag=True):

@@ -141,7 +141,8 @@ class Plan(Message, frozen=True):
     that take no part until a later plan; the groups are smaller by them. ``former``: unless empty,
     the ranks (see ``replication.naming``) over which optimizers had shared out their state when the
     copies were made, which are others than take part now: it is shared out anew. Each of them
-    brings its own shard, and the receiver ``shards`` besides.
+    brings its own shard, and the receiver ``shards`` besides. ``keep``: older steps that may have
+    to be gone back to until the replicas of ``step`` are whole, where not every step has any.
     """
 
     epoch: int
@@ -153,6 +154,7 @@ class Plan(Message, frozen=True):
     aside: list[int] = []
     former: tuple[int, ...] = ()
     shards: list[Shard] = []
+    keep: list[int] = []
 
 
 class Resume(Message, frozen=True):
@@ -465,7 +467,8 @@ class JobSpec(Message, frozen=True):
     ``stop_grace_s``: time between SIGTERM and SIGKILL. ``env``: added to every rank's environment.
     ``fault_steps``: rehearsals only, rank -> step at whose start it reports ``FaultPoint`` and
     waits. ``checkpoint_dir``: where durable checkpoints go, after every ``checkpoint_every`` steps;
-    empty for none. ``launcher_grace_s``: how long an agent without a launcher waits for another.
+    empty for none. ``replication_interval``: every so manieth step is replicated.
+    ``launcher_grace_s``: how long an agent without a launcher waits for another.
     ``collective_timeout_s``: the longest that a step may take. ``admission``: what a node must pass
     before it takes the ranks of another one. ``pace_s``: how often an agent tells how fast its
     ranks go; 0 for never. ``device_s``: the same for asking how the GPUs are. ``interfaces``:
@@ -493,6 +496,7 @@ class JobSpec(Message, frozen=True):
     pace_s: float = 0.0
     device_s: float = 0.0
     interfaces: list[str] = []
+    replication_interval: int = 1
 
 
 class TakeStandings(Message, frozen=True):

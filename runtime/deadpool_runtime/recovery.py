@@ -117,7 +117,9 @@ class Recovery:
         sizes = self._sizes(len(copy.own)) if self._shared else []
         link.send(protocol.Restored(epoch, plan.step, copy.digests, sizes))
         self._snapshots.set_holder(epoch, plan.holder, plan.step)
-        self._control.wait_resume(epoch, plan.step)
+        # With one for every step the replica of the plan's is given the time of the next one.
+        every_step = self._context.replication_interval == 1
+        self._control.wait_resume(epoch, plan.step if every_step else plan.step - 1)
         self._snapshots.resumed(epoch)
         return Recovered(epoch, plan.step, own, frozenset(plan.aside))
 
@@ -132,6 +134,7 @@ class Recovery:
 
     def _restore(self, plan: protocol.Plan) -> tuple[dict[str, Any], Loaded]:
         """Bring the plan's state back; returns the own part and the copy that it came from."""
+        self._snapshots.go_back(plan.step, plan.keep)
         if plan.pieces:
             self._snapshots.assemble(plan.epoch, plan.step, plan.pieces)
             self._wait_assembled(plan.epoch)

@@ -176,6 +176,7 @@ class ProtectedJob(Job):
             [*schedulers, *extras.values()],
             modules=self._training.tensors.modules,
             wait_copied=self._snapshots.wait_copied,
+            newest_replicated=self._snapshots.newest_replicated,
             confirm_timeout_s=context.confirm_timeout_s,
         )
         self._guard.require_schedulers()
@@ -435,10 +436,12 @@ class ProtectedJob(Job):
             self._report_final_state()
 
     def wait_confirmed(self, step: int, timeout_s: float) -> bool:
-        """Wait until this rank's replica of ``step`` is confirmed; False if not in time. Training
-        needs no such wait; tests do, which strike at a place that is to mean the same each time.
+        """Wait until this rank's replica of ``step``, or of the newest step before it that has one,
+        is confirmed; False if not in time. Training needs no such wait; tests do, which strike at a
+        place that is to mean the same each time.
         """
-        return self._control.wait_confirmed(step, self._epoch, timeout_s)
+        wanted = self._snapshots.newest_replicated(step)
+        return self._control.wait_confirmed(wanted, self._epoch, timeout_s)
 
     def _report_final_state(self) -> None:
         if not self._context.record_final_state:

@@ -25,7 +25,13 @@ from msgspec import structs
 from deadpool_runtime import parking, protocol
 from deadpool_runtime.durable import index
 from deadpool_runtime.replication.naming import Ranks
-from deadpool_runtime.replication.placement import Fetch, Nodes, agree, choose_holders
+from deadpool_runtime.replication.placement import (
+    Fetch,
+    Nodes,
+    agree,
+    choose_holders,
+    replicated_before,
+)
 from deadpool_runtime.testing_nodes import FakeNode, FakeRank, ParkedProcess, write_secret
 
 __all__ = ["FakeLauncher", "FakeNode", "JobFailed", "Outcome", "ParkedProcess"]
@@ -70,7 +76,7 @@ class FakeLauncher:
     ``on_message(launcher, rank, message)`` sees every message before it is acted on, which is
     where a test kills. ``confirm``: if false, every holder is at an address where nobody listens,
     so that no replica is ever confirmed. ``domains``: failure domain of nodes ("node0", …).
-    ``factor``: how many holders each rank has.
+    ``factor``: how many holders each rank has; ``interval``: every so manieth step is replicated.
     ``checkpoint_dir``, ``checkpoint_every``: durable checkpoints, see ``protocol.JobSpec``.
     ``allow_failure``: a script that fails ends the job, and all its ranks, instead of raising
     ``JobFailed``.
@@ -91,6 +97,7 @@ class FakeLauncher:
         confirm: bool = True,
         domains: dict[str, str] | None = None,
         factor: int = 1,
+        interval: int = 1,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
         allow_failure: bool = False,
@@ -112,6 +119,7 @@ class FakeLauncher:
         self._nproc_per_node = nproc_per_node
         self._domains = domains
         self._factor = factor
+        self._interval = interval
         self._checkpoint_dir = checkpoint_dir
         self._checkpoint_every = checkpoint_every
         self._saved: dict[tuple[int, int], set[int]] = {}
@@ -234,6 +242,7 @@ class FakeLauncher:
             agent_pid=os.getpid(),
             checkpoint_dir=str(self._checkpoint_dir or ""),
             checkpoint_every=self._checkpoint_every,
+            replication_interval=self._interval,
         )
         with theirs:
             pid = self._parked_process.fork(request, theirs)
@@ -425,6 +434,7 @@ class FakeLauncher:
         self.outcome.fetches.append(dict(agreement.fetches))
         address_of = {node.name: node.address for node in self._nodes}
         holders = self._choose_holders()
+        keep = replicated_before(agreement.step, copies, self._history)
         for rank, fetches in agreement.fetches.items():
             pieces = [
                 protocol.Piece(
@@ -437,7 +447,9 @@ class FakeLauncher:
                 for fetch in fetches
             ]
             holder = holders.get(rank)
-            plan = protocol.Plan(self._epoch, agreement.step, self._store, pieces, holder)
+            plan = protocol.Plan(
+                self._epoch, agreement.step, self._store, pieces, holder, keep=list(keep)
+            )
             self._tell(rank, plan)
 
     def _on_saved(self, rank: int, body: protocol.Saved) -> None:

@@ -18,8 +18,9 @@ import msgspec
 
 from deadpool_runtime import parking, protocol
 from deadpool_runtime.replication import wire
-from deadpool_runtime.replication.arena import Arena, SlotFile, arena_path, inventory
+from deadpool_runtime.replication.arena import Arena, arena_path, copy_in, inventory
 from deadpool_runtime.replication.manifest import OWN, offsets
+from deadpool_runtime.replication.slotting import slot_file
 
 #: How long a replicator may take to start or to fence an epoch off (seconds).
 DEADLINE_S = 30.0
@@ -149,12 +150,11 @@ class FakeNode:
         """Invert a bit of a sealed copy: at ``offset`` of its first segment, of its own part if it
         has none.
         """
-        path = self.arena.held_path(rank, step) if replica else self.arena.own_path(rank, step)
-        with SlotFile.open(path) as slot:
-            found = slot.read()
-        if found is None or found[0].step != step:
-            raise ValueError(f"{path} holds no copy of step {step}")
-        manifest, present = found
+        found = copy_in(self.arena.path, replica, rank, step)
+        if found is None:
+            raise ValueError(f"{self.name} has no copy of step {step} of rank {rank}")
+        slot, manifest, present = found
+        path = self.arena.path / slot_file(replica, rank, slot)
         places = offsets(manifest.segments, present)
         first = min((index for index in present if index != OWN), default=OWN)
         with path.open("r+b") as file:

@@ -35,6 +35,11 @@ _DICTS: tuple[Any, ...] = (dict, OrderedDict, Counter, defaultdict)
 MOST_DEPTH = 12
 #: Objects of the standard library that are bundles of attributes.
 _BUNDLES = (types.SimpleNamespace, argparse.Namespace)
+#: Packages whose objects are no part of a model: the trainer that a LightningModule knows is saved
+#: by its adapter.
+_NOT_THE_SCRIPTS = frozenset(
+    {"torch", "numpy", "deadpool_runtime", "lightning", "pytorch_lightning"}
+)
 #: How a value was packed, where it is not as it is: a kind of ``to_plain``, an enumeration's value.
 _PLAIN, _ENUM = "plain", "enum"
 
@@ -53,7 +58,7 @@ def is_looked_into(value: Any) -> bool:
     return isinstance(value, _BUNDLES) or (
         (hasattr(value, "__dict__") or hasattr(type(value), "__slots__"))
         and not isinstance(value, type | nn.Module | Optimizer | torch.Tensor | enum.Enum | tuple)
-        and module not in ("torch", "numpy", "deadpool_runtime")
+        and module not in _NOT_THE_SCRIPTS
         and module not in sys.stdlib_module_names
     )
 

@@ -23,6 +23,8 @@ class Finding:
     severity: Literal["refuse", "warn", "note"]
     text: str
     remedy: str = ""
+    #: What it is about.
+    subject: Literal["Slurm version", "stepmgr", "KillOnBadExit"] = "Slurm version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ def findings(version: Version | None, config: Mapping[str, str]) -> list[Finding
                 "this cluster makes steps through the batch host "
                 "(SlurmctldParameters=enable_stepmgr), so none could be started once it is lost",
                 "ask the site for a partition or cluster without stepmgr",
+                subject="stepmgr",
             )
         )
     if config.get("KillOnBadExit", "0") not in ("0", "No", "no"):
@@ -111,6 +114,7 @@ def findings(version: Version | None, config: Mapping[str, str]) -> list[Finding
                 "note",
                 "this cluster kills a step when one of its tasks fails (KillOnBadExit=1); "
                 "deadpool-launch turns that off for its own steps",
+                subject="KillOnBadExit",
             )
         )
     return found

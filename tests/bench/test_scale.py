@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "scale.py"
-
-
-def _bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_scale", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+import scale
 
 
 def test_every_agent_of_64_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
-    found = asyncio.run(_bench().measure(64, 4, 0.5, tmp_path))
+    found = asyncio.run(scale.measure(64, 4, 0.5, tmp_path))
     assert found.verdict == "continued"
     assert set(found.told_s) == {"Revoke", "TakeInventory", "Plan", "Resume"}
     # Of 64 nodes and two spares one is gone; each hears of everything once, not once for a rank.

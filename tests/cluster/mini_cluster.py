@@ -65,9 +65,10 @@ class MiniCluster:
     """A cluster of `nodes` compute nodes n1, n2, ... and a `head`.
 
     `slurmd_timeout_s` is how long Slurm waits for a silent node before it marks it DOWN; the
-    default is Slurm's own. `directory` is where the cluster's directory is made, `visible` names
-    further directories under /tmp, /run or /dev/shm that every node must see. `prefix` is where
-    another Slurm than Debian's is installed.
+    default is Slurm's own, and so is that of `requeue_wait_s`, how long a requeued job waits at
+    least. `directory` is where the cluster's directory is made, `visible` names further directories
+    under /tmp, /run or /dev/shm that every node must see. `prefix` is where another Slurm than
+    Debian's is installed.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class MiniCluster:
         slurmd_timeout_s: int = 300,
         kill_wait_s: int = KILL_WAIT_S,
         message_timeout_s: int = 10,
+        requeue_wait_s: int = 120,
         cpus: int = 8,
         memory_mb: int = 4000,
         directory: Path | None = None,
@@ -89,6 +91,7 @@ class MiniCluster:
             "slurmd_timeout_s": slurmd_timeout_s,
             "kill_wait_s": kill_wait_s,
             "message_timeout_s": message_timeout_s,
+            "requeue_wait_s": requeue_wait_s,
             "cpus": cpus,
             "memory_mb": memory_mb,
         }

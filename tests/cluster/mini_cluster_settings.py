@@ -101,6 +101,7 @@ def slurm_conf_text(
     message_timeout_s: int,
     cpus: int,
     memory_mb: int,
+    requeue_wait_s: int,
 ) -> str:
     """The slurm.conf that every node of the cluster shares."""
     settings = {
@@ -108,6 +109,8 @@ def slurm_conf_text(
         "SlurmctldHost": f"{HEAD}({address_of(HEAD)})",
         "SlurmUser": "root",
         "AuthType": "auth/munge",
+        # Also how long a job that was requeued waits at least.
+        "AuthInfo": f"cred_expire={requeue_wait_s}",
         "ProctrackType": "proctrack/linuxproc",
         "TaskPlugin": "task/none",
         "SelectType": "select/cons_tres",

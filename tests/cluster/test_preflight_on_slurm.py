@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import sys
 import textwrap
@@ -15,10 +16,14 @@ from typing import Any
 import pytest
 from mini_cluster import MiniCluster
 from mini_cluster_nodes import wait_until
+from mini_cluster_settings import HEAD
+
+from deadpool_launch.movers import MPICH_OVER_TCP
 
 pytestmark = pytest.mark.cluster
 
 PATIENCE_S = 90.0
+LONG_S = 900.0
 IN_SCRIPT = "#SBATCH --no-kill"
 
 #: Runs inside the job: prepares a launch and tells the outcome as one line of JSON.
@@ -99,9 +104,9 @@ def submit(slurm: MiniCluster, command: str, *, header: str = IN_SCRIPT, **how: 
     return slurm.submit(f"#!/bin/bash\n{header}\n{command}\n", **{"nodes": 4, **how})
 
 
-def finish(slurm: MiniCluster, job: int) -> Ended:
+def finish(slurm: MiniCluster, job: int, patience_s: float = PATIENCE_S) -> Ended:
     """Wait for the job's end."""
-    record = slurm.wait_job(job, PATIENCE_S, accept_completing=True)
+    record = slurm.wait_job(job, patience_s, accept_completing=True)
     return Ended(record.exit_code, (slurm.base / f"slurm-{job}.out").read_text())
 
 
@@ -142,7 +147,7 @@ def test_no_kill_in_the_batch_script_is_found(slurm: MiniCluster) -> None:
     assert told["active"] == ["n2", "n3", "n4"]
     assert told["spares"] == ["n1"]
     assert told["launcher_host"] == "198.18.0.11"
-    assert ["no-kill", True] in [check[:2] for check in told["checks"]]
+    assert ["--no-kill", True] in [check[:2] for check in told["checks"]]
     (answers,) = [text for name, _, text in told["checks"] if name == "nodes answer"]
     assert answers.startswith("n[1-4]: python ")
 
@@ -150,7 +155,9 @@ def test_no_kill_in_the_batch_script_is_found(slurm: MiniCluster) -> None:
 @pytest.mark.matrix
 def test_no_kill_variable_at_submission_is_found(slurm: MiniCluster) -> None:
     told = prepare(slurm, header="", no_kill=False, env={"SBATCH_NO_KILL": "set"})
-    assert ["no-kill", True, "the job outlives its nodes (SBATCH_NO_KILL is set)"] in told["checks"]
+    assert ["--no-kill", True, "the job outlives its nodes (SBATCH_NO_KILL is set)"] in told[
+        "checks"
+    ]
 
 
 def test_no_kill_on_the_command_line_is_taken_on_trust(slurm: MiniCluster) -> None:
@@ -317,7 +324,88 @@ def test_container_without_scontrol_has_a_job_through_pyslurm(newer_slurm: MiniC
     ended = finish(newer_slurm, submit(newer_slurm, command, nodes=3))
     assert ended.exit_code == 0, ended.output
     checks = [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]
-    told = [record["text"] for record in checks if record.get("check") == "slurm access"]
+    told = [record["text"] for record in checks if record.get("check") == "Slurm access"]
     assert told == [
         "Slurm is asked by pyslurm, as scontrol and squeue and scancel are not on the PATH"
     ]
+
+
+# ---------------------------------------------------------------- deadpool preflight
+
+
+def preflight(slurm: MiniCluster, arguments: str, *, before: str = "", **how: Any) -> Any:
+    """What ``deadpool preflight`` tells inside of a job of four nodes; rows by the check's name."""
+    path = slurm.base / "preflight.json"
+    command = f"{before} deadpool preflight --json {arguments} > {path}"
+    ended = finish(slurm, submit(slurm, command, **how), LONG_S)
+    assert path.exists(), ended.output
+    told = json.loads(path.read_text() or "{}")
+    assert told.get("exit_code") == ended.exit_code, ended.output
+    assert not (slurm.base / "deadpool-runs").exists()
+    return told
+
+
+def results(told: Any) -> dict[str, str]:
+    return {check["check"]: check["result"] for check in told["checks"]}
+
+
+def text_of(told: Any, name: str) -> str:
+    return next(str(check["text"]) for check in told["checks"] if check["check"] == name)
+
+
+def test_allocation_is_looked_at_from_inside(slurm: MiniCluster) -> None:
+    told = preflight(slurm, "--spares 1 --state-bytes 1M")
+    assert told["exit_code"] == 0, told
+    assert told["nodes"] == ["n1", "n2", "n3", "n4"]
+    well = {"--no-kill", "stepmgr", "SlurmdTimeout", "node state", "nodes answer", "run directory"}
+    well |= {"libraries", "clock", "ports", "memory", "spares"}
+    assert {name for name, result in results(told).items() if result == "ok"} >= well
+    assert text_of(told, "ports") == "every node reaches the launcher and 3 other nodes"
+    assert text_of(told, "SlurmdTimeout").startswith("Slurm marks a dead node DOWN after 300 to")
+    # Debian's 22.05 has defects; its srun names what it can start.
+    assert results(told)["Slurm version"] == "warn"
+    assert "pmi2" in text_of(told, "MPI kind")
+
+
+@pytest.mark.matrix
+def test_allocation_that_would_end_with_its_first_node_is_refused(slurm: MiniCluster) -> None:
+    told = preflight(slurm, "--spares 1 --self-test", header="", no_kill=False)
+    assert told["exit_code"] == 10
+    assert told["verdict"] == "Hot swap cannot work here: --no-kill."
+    assert (results(told)["--no-kill"], results(told)["self-test"]) == ("fail", "unknown")
+
+
+@pytest.mark.matrix
+def test_login_node_tells_what_slurm_says_alone(slurm: MiniCluster) -> None:
+    program = str(Path(sys.executable).with_name("deadpool"))
+    done = slurm.run_on(HEAD, [program, "preflight", "--json"])
+    assert done.returncode == 50, done.stderr
+    told = json.loads(done.stdout)
+    assert results(told)["SlurmdTimeout"] == "ok"
+    assert results(told)["ports"] == "unknown"
+
+
+@pytest.mark.matrix
+def test_node_behind_a_firewall_is_named(slurm: MiniCluster) -> None:
+    """Nothing that n2 sends arrives at n4; both reach the launcher on n1."""
+    slurm.part("n2", ["n4"])
+    told = preflight(slurm, "--spares 1 --agent-start-timeout 240")
+    slurm.heal("n2")
+    assert results(told)["ports"] == "fail"
+    assert "n4 is not reached by n2" in json.dumps(told)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1000)
+def test_self_test_and_mpi_world_in_a_job(slurm: MiniCluster) -> None:
+    """And no step, process or file of them stays: the fixture looks for the last two."""
+    over_tcp = " ".join(f"{name}={value}" for name, value in MPICH_OVER_TCP.items())
+    told = preflight(
+        slurm,
+        "--spares 1 --self-test --mpi pmi2 --agent-start-timeout 240",
+        before=f"env {over_tcp}",
+    )
+    assert told["exit_code"] == 0, told
+    assert text_of(told, "MPI world").startswith("4 nodes were one world after ")
+    text = text_of(told, "self-test")
+    assert re.match(r"n[234] was lost to a small job; n[1234] took its rank, and training", text)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from deadpool_runtime.protocol import Copy
 from deadpool_runtime.replication.naming import Ranks
 from deadpool_runtime.replication.placement import (
-    SLOTS,
     Fetch,
     Holding,
     Nodes,
@@ -22,7 +21,9 @@ from deadpool_runtime.replication.placement import (
     choose_holders,
     counts,
     needs,
+    replicated_before,
 )
+from deadpool_runtime.replication.slotting import SLOTS
 
 COUNT = settings(max_examples=150, deadline=None)
 
@@ -425,6 +426,17 @@ def test_undone_step_is_not_agreed_on_even_if_all_have_a_copy() -> None:
         "n2": [copy(1, 21, 1), copy(1, 20, 2)],
     }
     assert agree(copies, [(2, 20)], {0: "n1", 1: "n2"}).step == 20
+
+
+def test_older_steps_that_may_be_needed_are_the_newest_with_replicas_that_count() -> None:
+    copies = {
+        "n1": [copy(0, step) for step in (8, 9, 10)] + [copy(1, step, 1, True) for step in (3, 6)],
+        "n2": [copy(0, 9, 1, True), copy(0, 12, 1, True), copy(0, 8, 1, True), copy(0, 11, 3)],
+    }
+    assert replicated_before(11, copies, []) == (8, 9)
+    assert replicated_before(9, copies, []) == (6, 8)
+    assert replicated_before(11, copies, [(2, 7)]) == (3, 6)
+    assert replicated_before(11, copies, [(2, -1)]) == ()
 
 
 def test_copies_of_an_earlier_start_do_not_count() -> None:

@@ -1,12 +1,13 @@
-"""What the controller makes of the number of holders."""
+"""What the controller makes of the number of holders and of an interval between replicas."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from workbench import Bench, bench, of_type, told
+from workbench import MUCH_NBYTES, Bench, bench, of_type, render, told
 
-from deadpool_launch.controller.events import Say
+from deadpool_launch.controller.events import Finish, Say
+from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
 
 
@@ -53,3 +54,75 @@ def test_fewer_holders_than_asked_for_are_told_of() -> None:
         "so few nodes are up that each rank's replica goes to 3 of them instead of 4 "
         "(replication.factor)"
     ]
+
+
+def trained_with_interval(interval: int) -> Bench:
+    """n2 of three nodes is lost in step 21, rank 1 is about to be replaced; the arenas hold what
+    they would: the newest steps, and the newest with replicas.
+    """
+    job = three_nodes(replication_interval=interval)
+    job.train_to(20)
+    replicated = [step for step in range(20, 0, -1) if step % interval == 0][:3]
+    job.arenas = {}
+    for rank in job.everyone:
+        segments, holder = job.segments(rank), job.state.holders[rank]
+        assert holder is not None
+        missing = [name for name in segments if name not in holder.segments]
+        for step in sorted({20, 19, 18, *replicated[:2]}):
+            own = protocol.Copy(rank, step, 1, False, segments, [])
+            job.arenas.setdefault(job.state.node_of(rank), {})[rank, False, step] = own
+        for step in replicated:
+            replica = protocol.Copy(rank, step, 1, True, holder.segments, missing)
+            job.arenas.setdefault(holder.node, {})[rank, True, step] = replica
+    return job
+
+
+def test_a_lost_node_goes_back_to_the_newest_step_with_replicas() -> None:
+    job = trained_with_interval(7)
+    job.agent_lost("n2")
+    job.arenas.pop("n2")
+    job.tick()
+    actions = job.parked([0, 2]) + job.ranks_up([1]) + job.parked([1]) + job.inventory()
+    plans = [body for _, body in told(protocol.Plan, actions)]
+    assert [(body.step, body.keep) for body in plans] == [(14, [7])] * 3
+    assert any("step 20 is not on rank 1" in line for line in render(actions))
+
+
+def test_a_process_that_dies_goes_back_to_the_newest_step_of_all() -> None:
+    """What has replicas must be kept until the replicas of that step are whole."""
+    job = trained_with_interval(7)
+    job.exited(1, signal=9)
+    job.tick()
+    actions = job.parked([0, 2]) + job.ranks_up([1]) + job.parked([1]) + job.inventory()
+    plans = [body for _, body in told(protocol.Plan, actions)]
+    assert [(body.step, body.keep) for body in plans] == [(20, [7, 14])] * 3
+
+
+def test_with_a_replica_for_every_step_nothing_is_named_that_must_be_kept() -> None:
+    job = trained_with_interval(1)
+    job.exited(1, signal=9)
+    job.tick()
+    actions = job.parked([0, 2]) + job.ranks_up([1]) + job.parked([1]) + job.inventory()
+    assert [body.keep for _, body in told(protocol.Plan, actions)] == [[]] * 3
+
+
+def test_an_interval_takes_memory_for_more_copies() -> None:
+    """The same job has enough without: see scenarios/too_little_memory.txt."""
+
+    def started(**changes: Any) -> list[Finish]:
+        job = bench(spares=(), **changes)
+        actions = job.start()
+        for node, nbytes in (("n1", MUCH_NBYTES), ("n2", 23_000_000)):
+            actions += job.connected(node) + job.warm(node, nbytes)
+        actions += job.ranks_up(job.everyone)
+        actions += job.attached(job.everyone)
+        return of_type(Finish, actions)
+
+    assert started() == []
+    for interval, copies, needed in ((2, 4, "25.6 MiB"), (3, 5, "30.1 MiB"), (50, 5, "30.1 MiB")):
+        (end,) = started(replication_interval=interval)
+        assert end.exit_code == ExitCode.LITTLE_MEMORY
+        assert (
+            f"{needed} needed (2 ranks x {copies} copies of 2.26 MiB and 3 replicas of ranks 0-1"
+            in end.reason
+        )

@@ -493,7 +493,8 @@ def _message(body: protocol.ToRank) -> str:
     parts = []
     for name in body.__struct_fields__:
         value = getattr(body, name)
-        if name in ("pieces", "checkpoint", "aside", "former", "shards") and not value:
+        quiet = ("pieces", "checkpoint", "aside", "former", "shards", "keep")
+        if name in quiet and not value:
             continue
         parts.append(f"{name}={_value(value)}")
     return " ".join([type(body).__name__, *parts])

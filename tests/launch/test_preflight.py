@@ -8,21 +8,25 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from deadpool_launch import driver, preflight, preflight_probe
+from deadpool_launch import driver
 from deadpool_launch.backends.base import Allocation, Check
 from deadpool_launch.backends.slurm import SlurmBackend
 from deadpool_launch.backends.slurm_steps import blame, last_error
 from deadpool_launch.errors import UnsuitableError, UsageError
 from deadpool_launch.journal import Journal
 from deadpool_launch.options import LaunchOptions
-from deadpool_launch.preflight_probe import NOT_SHARED, PREFIX, token_path
+from deadpool_launch.preflight import gather, node_rules, slurm_rules
+from deadpool_launch.preflight import probe as preflight_probe
+from deadpool_launch.preflight.facts import NOT_SHARED, PREFIX, Directories, ProbeTask
+from deadpool_launch.preflight.probe import token_path
 from deadpool_launch.prepare import assign
-from deadpool_slurm import parse
-from deadpool_slurm.access import Choice
+from deadpool_slurm import environ, parse
+from deadpool_slurm.client import SlurmClient, SlurmError
+from deadpool_slurm.ways import Choice
 
 NODES = ("n1", "n2", "n3")
 FACTS: dict[str, Any] = {
@@ -37,13 +41,13 @@ FACTS: dict[str, Any] = {
 
 
 OWN = {**FACTS, "node": "n1"}
-DIRECTORIES = preflight.Directories("/runs/7", "/ckpt")
+DIRECTORIES = Directories("/runs/7", "/ckpt")
 
 
 def probed(**changes: dict[str, Any]) -> list[Check]:
     """The checks of three nodes, of which some differ; the launcher is on n1."""
     probes = {node: {**FACTS, "node": node, **changes.get(node, {})} for node in NODES}
-    return preflight.probe_checks(NODES, probes, OWN, {}, DIRECTORIES)
+    return node_rules.probe_checks(NODES, probes, OWN, {}, DIRECTORIES)
 
 
 IN_JOB = {
@@ -90,13 +94,15 @@ def test_a_container_without_srun_is_refused(tmp_path: Path) -> None:
 
 
 def test_how_slurm_is_asked_is_on_record() -> None:
-    (check,) = preflight.access_checks(Choice("pyslurm", "scontrol is not on the PATH"), srun=True)
+    (check,) = slurm_rules.access_checks(
+        Choice("pyslurm", "scontrol is not on the PATH"), srun=True
+    )
     assert (check.ok, check.text) == (
         True,
         "Slurm is asked by pyslurm, as scontrol is not on the PATH",
     )
     # A client that was given is nobody's choice.
-    assert preflight.access_checks(None, srun=True) == []
+    assert slurm_rules.access_checks(None, srun=True) == []
 
 
 def test_a_way_to_ask_slurm_that_there_is_not_is_refused() -> None:
@@ -122,7 +128,7 @@ def test_node_with_another_environment_is_named_and_left_out(what: str) -> None:
 
 def test_missing_torch_everywhere_is_not_one_nodes_fault() -> None:
     facts = {**FACTS, "torch": None}
-    checks = preflight.probe_checks(NODES, {node: facts for node in NODES}, facts, {}, DIRECTORIES)
+    checks = node_rules.probe_checks(NODES, {node: facts for node in NODES}, facts, {}, DIRECTORIES)
     assert {check.leave_out for check in checks} == {None}
     assert {check.ok for check in checks} == {False}
 
@@ -184,7 +190,7 @@ def test_differences_that_stop_nothing(change: dict[str, Any], text: str) -> Non
 
 def test_node_that_does_not_answer_is_left_out_with_the_reason() -> None:
     probes = {node: {**FACTS, "node": node} for node in ("n1", "n3")}
-    bad, good = preflight.probe_checks(
+    bad, good = node_rules.probe_checks(
         NODES, probes, OWN, {"n2": "Connection refused"}, DIRECTORIES
     )
     assert (bad.text, bad.leave_out) == ("n2 did not answer: Connection refused", "n2")
@@ -193,9 +199,9 @@ def test_node_that_does_not_answer_is_left_out_with_the_reason() -> None:
 
 def test_line_of_a_node_is_found_among_others() -> None:
     line = f"0: {PREFIX}" + json.dumps({"node": "n1"}) + "\n"
-    assert preflight.read_probe(line, 5.0) == {"node": "n1", "received_at": 5.0}
+    assert node_rules.read_probe(line, 5.0) == {"node": "n1", "received_at": 5.0}
     for other in ("hello\n", f"{PREFIX}[]\n", f"{PREFIX}{{\n", ""):
-        assert preflight.read_probe(other, 5.0) is None
+        assert node_rules.read_probe(other, 5.0) is None
 
 
 def test_probe_runs_without_torch_and_leaves_nothing(tmp_path: Path) -> None:
@@ -204,15 +210,15 @@ def test_probe_runs_without_torch_and_leaves_nothing(tmp_path: Path) -> None:
     for directory in (tmp_path, checkpoint_dir):
         token_path(directory, "abc").write_text("abc")
     before = sorted(tmp_path.rglob("*"))
-    argv = [sys.executable, "-X", "importtime", "-m", "deadpool_launch.preflight_probe"]
+    task = ProbeTask(run_dir=str(tmp_path), token="abc", checkpoint_dir=str(checkpoint_dir))
     done = subprocess.run(
-        [*argv, str(tmp_path), "abc", "[]", str(checkpoint_dir)],
+        [sys.executable, "-X", "importtime", *gather.probe_argv(task)[1:]],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SLURMD_NODENAME": "n7"},
         capture_output=True,
         text=True,
         check=True,
     )
-    facts = preflight.read_probe(done.stdout, 0.0)
+    facts = node_rules.read_probe(done.stdout, 0.0)
     assert facts is not None
     assert (facts["node"], facts["run_dir"], facts["checkpoint_dir"]) == ("n7", "", "")
     assert "| torch" not in done.stderr
@@ -226,19 +232,20 @@ def test_directory_of_another_disk_is_told_from_the_launchers(
     token_path(tmp_path, "abc").write_text("abc")
     local = tmp_path / "local"
     local.mkdir()
-    facts = preflight_probe.probe(tmp_path, "abc", (), local)
+    task = ProbeTask(run_dir=str(tmp_path), token="abc", checkpoint_dir=str(local))
+    facts = preflight_probe.probe(task)
     assert (facts["run_dir"], facts["checkpoint_dir"]) == ("", NOT_SHARED)
     token_path(local, "abc").write_text("of another job")
-    assert preflight_probe.probe(tmp_path, "abc", (), local)["checkpoint_dir"] == NOT_SHARED
+    assert preflight_probe.probe(task)["checkpoint_dir"] == NOT_SHARED
 
 
 def test_no_kill_is_proved_trusted_unknown_or_missing() -> None:
-    assert preflight.no_kill_check("seen", assumed=False).ok is True
-    assert preflight.no_kill_check(None, assumed=True).ok is True
-    missing = preflight.no_kill_check(None, assumed=False)
+    assert slurm_rules.no_kill_check("seen", assumed=False).ok is True
+    assert slurm_rules.no_kill_check(None, assumed=True).ok is True
+    missing = slurm_rules.no_kill_check(None, assumed=False)
     assert missing.ok is False
     assert "#SBATCH --no-kill" in missing.remedy
-    unknown = preflight.no_kill_check(None, False, "scontrol did not answer within 10 s")
+    unknown = slurm_rules.no_kill_check(None, False, "scontrol did not answer within 10 s")
     assert unknown.ok is False
     assert "scontrol did not answer within 10 s" in unknown.text
     assert "--assume-no-kill" in unknown.remedy
@@ -250,7 +257,7 @@ def node(name: str, state: str) -> parse.NodeFacts:
 
 def test_states_of_nodes() -> None:
     facts = {"n1": node("n1", "IDLE"), "n2": node("n2", "MIXED+DRAIN"), "n3": node("n3", "DOWN")}
-    checks = preflight.state_checks(("n1", "n2", "n3", "n4"), facts)
+    checks = slurm_rules.state_checks(("n1", "n2", "n3", "n4"), facts)
     assert [(check.ok, check.leave_out) for check in checks] == [
         (None, None),
         (None, "n3"),
@@ -262,7 +269,7 @@ def test_states_of_nodes() -> None:
 
 def test_node_that_left_the_job_is_left_out() -> None:
     job = parse.JobFacts("7", "RUNNING", ("n1", "n3"), "n1", None, False)
-    (check,) = preflight.job_checks(NODES, job)
+    (check,) = slurm_rules.job_checks(NODES, job)
     assert check.leave_out == "n2"
 
 
@@ -308,3 +315,26 @@ def test_errors_are_told_before_other_words() -> None:
     assert last_error(SAID) == "Application launch failed: Socket timed out"
     assert last_error(SAID[-1:]) == "srun: Job step aborted"
     assert last_error([]) == ""
+
+
+class Deaf:
+    """A ``SlurmClient`` without an answer."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise SlurmError("asleep")
+
+
+@pytest.mark.parametrize("variable", [True, False])
+def test_job_that_slurm_does_not_show_may_still_have_its_variable(variable: bool) -> None:
+    job = environ.read_job(IN_JOB | ({"SBATCH_NO_KILL": "set"} if variable else {}))
+    assert job is not None
+    facts = gather.job_facts(cast(SlurmClient, Deaf()), job, {}, None, mpi_too=False)
+    assert (facts.job_problem, facts.submission_problem) == ("asleep", "asleep")
+    options = LaunchOptions(script="/t.py", site="slurm")
+    (check,) = [
+        check
+        for check in slurm_rules.slurm_checks(NODES, facts, options)
+        if check.name == "--no-kill"
+    ]
+    assert check.ok is variable
+    assert ("cannot be found out (asleep)" in check.text) is not variable

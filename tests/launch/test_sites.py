@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deadpool_launch import cli, main_cli, preflight
+from deadpool_launch import cli, main_cli
 from deadpool_launch.backends.slurm import SlurmBackend
 from deadpool_launch.errors import UsageError
 from deadpool_launch.options import LaunchOptions
+from deadpool_launch.preflight import slurm_rules
 from deadpool_launch.sites import files, interfaces, template
 from deadpool_launch.sites.merge import Settled, settle
 from deadpool_launch.sites.model import SiteConfig
@@ -358,13 +359,13 @@ def test_ranks_get_the_sites_variables_unless_the_user_set_them() -> None:
 def test_more_srun_than_the_site_advises_are_told_of() -> None:
     site = SiteConfig(name="big", most_srun=3)
     options = LaunchOptions(script="/t.py", site="slurm", site_config=site, nodes=3, spares=1)
-    (check,) = preflight.srun_checks(5, options)
+    (check,) = slurm_rules.srun_checks(5, options)
     assert check.ok is None
     assert check.text.startswith("4 srun run at once, one for each agent, and site big advises 3")
     late = LaunchOptions(
         script="/t.py", site="slurm", site_config=site, spares=1, spare_start="on-failure"
     )
-    assert preflight.srun_checks(4, late) == []
+    assert slurm_rules.srun_checks(4, late) == []
 
 
 @pytest.mark.parametrize(
@@ -382,11 +383,11 @@ def test_more_srun_than_the_site_advises_are_told_of() -> None:
 def test_steps_that_the_switch_may_refuse_are_told_of(
     request_: str | None, parameters: str, missing: str
 ) -> None:
-    checks = preflight.network_checks(request_, {"SwitchParameters": parameters})
+    checks = slurm_rules.network_checks(request_, {"SwitchParameters": parameters})
     assert [check.ok for check in checks] == ([None] if missing else [])
     if missing:
         assert f"this cluster does not allow {missing} (" in checks[0].text
-    assert preflight.network_checks(request_, {}) == []
+    assert slurm_rules.network_checks(request_, {}) == []
 
 
 def test_gpus_of_the_site_are_the_ranks_of_a_node(

@@ -169,14 +169,23 @@ def test_after_a_resume_later_steps_must_be_confirmed_anew(control: Control) -> 
     control.confirm(1, 7)
     control.on_message(protocol.Revoke(2))
     control.on_message(protocol.Resume(2))
-    control.wait_resume(2, step=5)
+    control.wait_resume(2, 5)
+    assert control.confirmed == 5
+
+
+def test_what_was_confirmed_in_the_new_epoch_before_the_resume_counts(control: Control) -> None:
+    control.confirm(1, 9)
+    control.on_message(protocol.Revoke(2))
+    control.confirm(2, 5)
+    control.on_message(protocol.Resume(2))
+    control.wait_resume(2, 4)
     assert control.confirmed == 5
 
 
 def test_confirmations_of_an_older_epoch_do_not_count(control: Control) -> None:
     control.on_message(protocol.Revoke(2))
     control.on_message(protocol.Resume(2))
-    control.wait_resume(2, step=5)
+    control.wait_resume(2, 5)
     control.confirm(1, 6)
     assert control.confirmed == 5
     control.confirm(2, 6)
@@ -239,6 +248,18 @@ def test_the_guard_waits_for_the_step_before(guarded: Any, control: Control) -> 
     optimizer.step()
     assert guard.confirm_wait_s == 0
     assert link.sent == []
+
+
+def test_the_guard_waits_for_the_newest_step_with_replicas(guarded: Any, control: Control) -> None:
+    guard, optimizer, _ = guarded
+    guard._newest_replicated = lambda step: step - step % 3
+    for number, confirmed, waits in ((1, -1, 0), (3, -1, 0), (4, 2, 1), (6, 3, 0), (7, 3, 1)):
+        control.confirm(1, confirmed)
+        guard.begin(number, 1)
+        optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
+        before = guard.unprotected
+        optimizer.step()
+        assert guard.unprotected - before == waits, number
 
 
 def test_the_guard_waits_once_and_says_so_once(guarded: Any, control: Control) -> None:

@@ -139,6 +139,48 @@ def test_with_two_holders_a_rank_may_be_lost_with_one_of_them(
     assert numbers == undisturbed_layout(layout)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("zero", 2),
+        *(pytest.param((each, 3), marks=pytest.mark.matrix) for each in ("zero", "ddp", "fsdp")),
+    ],
+)
+def test_with_an_interval_a_lost_node_costs_as_many_steps_at_most(
+    run_layout: Callable[..., Any], undisturbed_layout: Callable[..., Any], case: tuple[str, int]
+) -> None:
+    """What all have completed before the first plan, and what all go back to."""
+    layout, interval = case
+    strike = PowerOff((1, 5, "node"))
+    completed: dict[int, int] = {}
+
+    def strike_and_note(launcher: Any, rank: int, message: Any) -> None:
+        if isinstance(message, protocol.StepDone) and not launcher.outcome.plans:
+            completed[rank] = message.step
+        strike(launcher, rank, message)
+
+    outcome, numbers = run_layout(layout, on_message=strike_and_note, interval=interval)
+    assert strike.victims == []
+    ((_, step),) = outcome.plans
+    assert step % interval == 0
+    assert 0 <= min(completed.values()) - step <= interval
+    assert numbers == undisturbed_layout(layout)
+
+
+@pytest.mark.matrix
+def test_with_an_interval_the_step_that_a_dead_process_goes_back_to_is_replicated(
+    run_layout: Callable[..., Any], undisturbed_layout: Callable[..., Any]
+) -> None:
+    """The death costs the step under way and no other; a node that is lost after that two."""
+    strike = PowerOff((0, 4, "node"))
+    outcome, numbers = run_layout("zero", "--die", "1:3:backward", on_message=strike, interval=3)
+    assert strike.victims == []
+    first, second = (step for _, step in outcome.plans)
+    assert first == 2
+    assert second in (first, first + 3)
+    assert numbers == undisturbed_layout("zero")
+
+
 @pytest.mark.parametrize(("layout", "features"), FEATURES)
 def test_what_training_scripts_do_besides_changes_no_bit(
     run_layout: Callable[..., Any],

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -39,7 +41,21 @@ def test_no_seed_breaks_a_promise() -> None:
 
 @pytest.mark.parametrize("seed", [8357, 10097, 10940, 14610, 14654, 18086, 910025])
 def test_a_seed_that_once_broke_a_promise_breaks_none(seed: int) -> None:
-    assert simulate(random_scenario(seed)).broken == ""
+    """With one holder and a replica of every step, as they had then."""
+    scenario = random_scenario(seed)
+    plain = replace(scenario.config, replication_factor=1, replication_interval=1)
+    assert simulate(replace(scenario, config=plain)).broken == ""
+
+
+@pytest.mark.matrix
+def test_a_long_job_with_few_replicas_loses_no_more_than_promised() -> None:
+    """Long enough that slots are used again between two replicas."""
+    for seed in range(60):
+        power_off = Fault(FaultKind.POWER, "n1", 1 + random.Random(f"at {seed}").random() * 12)
+        scenario = random_scenario(seed, nodes=3, spares=2, nproc_per_node=1)
+        config = replace(scenario.config, replication_interval=7)
+        job = replace(scenario, last_step=40, attaches=True, config=config)
+        assert simulate(job.with_faults([power_off])).broken == "", seed
 
 
 def test_ranks_of_one_node_reach_each_other_without_a_network() -> None:
@@ -55,12 +71,13 @@ def test_a_copy_that_is_gone_though_a_plan_names_it_is_noticed() -> None:
     layout = Layout(LayoutKind.FSDP, 2, 1)
     arenas, state = Arenas(layout), layout.expected(0, 4)
     plan = Plan(2, 4, arenas.address("n0"), [], None)
-    arenas.seal("n0", Copy(0, 4, 1, False, list(layout.segments[0]), []), state)
-    arenas.wipe("n0", 0, False, 4)
+    slot = 0, False, 1
+    arenas.seal("n0", slot, Copy(0, 4, 1, False, list(layout.segments[0]), []), state)
+    arenas.wipe("n0", slot)
     with pytest.raises(PromiseBroken, match="of step 4 of rank 0 on n0 is needed and gone"):
-        arenas.fetched(0, "n0", plan, set())
+        arenas.fetched(0, "n0", plan, slot, set())
     arenas.lose("n0")
-    assert "there is no copy of step 4" in str(arenas.fetched(0, "n0", plan, set()))
+    assert "there is no copy of step 4" in str(arenas.fetched(0, "n0", plan, slot, set()))
 
 
 def test_the_same_seed_gives_the_same_trace_in_every_process() -> None:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from deadpool_slurm import access, parse, pyslurm_child
-from deadpool_slurm.access import Choice, choose
+from deadpool_slurm import access, parse, pyslurm_child, ways
 from deadpool_slurm.client import EndStep, SlurmError
 from deadpool_slurm.commands import CommandLineClient
 from deadpool_slurm.pyslurm_client import PyslurmClient, job_facts
+from deadpool_slurm.ways import Choice, choose
 
 USABLE, NOT_INSTALLED = "", "it is not installed"
 
@@ -67,11 +67,11 @@ def test_pyslurm_is_not_tried_where_the_commands_are() -> None:
     def probe() -> str:
         raise AssertionError
 
-    assert choose(None, [], probe).way == access.COMMANDS
+    assert choose(None, [], probe).way == ways.COMMANDS
 
 
 def test_another_way_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(access.BadAccess, match="DEADPOOL_SLURM_ACCESS=rest: must be commands or"):
+    with pytest.raises(ways.BadAccess, match="DEADPOOL_SLURM_ACCESS=rest: must be commands or"):
         access.find({"DEADPOOL_SLURM_ACCESS": "rest"})
 
 

@@ -27,9 +27,11 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+# Measurements set these to other values before they build anything.
 WIDTH = 12  # divisible by 2 and 4, and no power of two, so that sums round
 BATCH = 8
 MICROBATCHES = 4
+BUCKET_MB = 0.002  # so small that there are several
 
 
 class Mark(torch.autograd.Function):
@@ -122,7 +124,7 @@ def _finish(model: Any, data_rank: int, make_optimizer: Any = _adamw) -> Program
 
 
 def _ddp(rank: int, size: int, make_optimizer: Any = _adamw, **options: Any) -> Program:
-    model = DistributedDataParallel(Model(), bucket_cap_mb=0.002, **options)
+    model = DistributedDataParallel(Model(), bucket_cap_mb=BUCKET_MB, **options)
     return _finish(model, rank, make_optimizer)
 
 
@@ -188,7 +190,7 @@ def _over(kind: str, model: Any, mesh: Any, **options: Any) -> Any:
         return _shard(model, mesh)
     if kind == "replicate":
         return _replicate(model, mesh)
-    return DistributedDataParallel(model, device_mesh=mesh, bucket_cap_mb=0.002)
+    return DistributedDataParallel(model, device_mesh=mesh, bucket_cap_mb=BUCKET_MB)
 
 
 def _tensor_parallel(kind: str, rank: int, size: int) -> Program:

@@ -18,8 +18,11 @@ from deadpool_runtime.replication import messages, wire
 from deadpool_runtime.replication.client import Memory
 from deadpool_runtime.replication.core import Core
 from deadpool_runtime.replication.manifest import Manifest
+from deadpool_runtime.replication.slotting import MOST_SLOTS, slot_file
 
 Job = Callable[[], None]
+#: How many ranks there are.
+RANKS = 3
 #: How fast links are, against everything else.
 PACES = (1.0, 1.0, 0.3, 0.1, 0.02)
 
@@ -111,7 +114,7 @@ class Node:
         self._boot()
 
     def _boot(self) -> None:
-        self.core = Core(self.name)
+        self.core = Core(self.name, {rank: self.steps(True, rank) for rank in range(RANKS)})
         self.incarnation += 1
         self.address = Address(self.name, self.incarnation)
         self.events = Line(self.sim)
@@ -162,6 +165,19 @@ class Node:
 
     def slot(self, name: ev.SlotName) -> Slot:
         return self.slots.setdefault(name.file, Slot())
+
+    def copies(self, replica: bool, rank: int) -> dict[int, tuple[Manifest, tuple[int, ...]]]:
+        """What is sealed in each slot of the rank, or of its replica."""
+        names = {number: slot_file(replica, rank, number) for number in range(MOST_SLOTS)}
+        return {
+            number: sealed
+            for number, name in names.items()
+            if name in self.slots and (sealed := self.slots[name].sealed) is not None
+        }
+
+    def steps(self, replica: bool, rank: int) -> dict[int, int]:
+        """The step in each of those slots."""
+        return {slot: sealed[0].step for slot, sealed in self.copies(replica, rank).items()}
 
     def step(self, event: ev.Event) -> None:
         """The core handles one event."""
@@ -218,14 +234,16 @@ class Node:
         there.post(ev.LinkUp(theirs.number, self.name, None))
 
     def send(self, end: End, job: ev.SendChunk | ev.ReadCopy) -> None:
-        slot = self.slot(job.slot)
         if isinstance(job, ev.ReadCopy):
-            found = slot.sealed
-            if found is None or (found[0].rank, found[0].step) != (job.slot.rank, job.slot.step):
-                self.post(ev.CopyRead(job.key, None, ()))
-            else:
-                self.post(ev.CopyRead(job.key, *found))
+            found = [
+                (number, *sealed)
+                for number, sealed in self.copies(job.replica, job.rank).items()
+                if sealed[0].step == job.step
+            ]
+            newest = max(found, key=lambda each: each[1].epoch, default=(0, None, ()))
+            self.post(ev.CopyRead(job.key, *newest))
             return
+        slot = self.slot(job.slot)
         token = slot.tokens.get(job.offset, b"nothing")
         if job.check and token != job.hash:
             self.post(ev.SourceDamaged(job.key, job.part))

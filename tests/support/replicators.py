@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from deadpool_runtime import parking, protocol
 from deadpool_runtime.replication import wire
-from deadpool_runtime.replication.arena import Arena, SlotFile
+from deadpool_runtime.replication.arena import Arena, SlotFile, copy_in
 from deadpool_runtime.replication.client import ReplicatorClient
 from deadpool_runtime.replication.manifest import CHUNK_NBYTES, OWN, Manifest, Segment, chunk_hash
 from deadpool_runtime.replication.messages import (
@@ -30,6 +30,7 @@ from deadpool_runtime.replication.messages import (
     SnapshotBegun,
     SnapshotSealed,
 )
+from deadpool_runtime.replication.slotting import SLOTS, slot_file
 from deadpool_runtime.replication.sockets import first_message
 
 DEADLINE_S = 120.0
@@ -90,25 +91,22 @@ class Node:
 
     def held(self, rank: int, step: int) -> Manifest | None:
         """The sealed replica of that step; checked byte by byte."""
-        return sealed_in(self.arena.held_path(rank, step), step)
+        return sealed_in(self.arena, True, rank, step)
 
     def own(self, rank: int, step: int) -> Manifest | None:
         """The sealed own copy of that step; checked byte by byte."""
-        return sealed_in(self.arena.own_path(rank, step), step)
+        return sealed_in(self.arena, False, rank, step)
 
 
-def sealed_in(path: Path, step: int) -> Manifest | None:
-    """What the slot holds if it is a copy of ``step``; fails if a sealed slot has a wrong byte."""
-    try:
-        slot = SlotFile.open(path)
-    except FileNotFoundError:
+def sealed_in(arena: Arena, replica: bool, rank: int, step: int) -> Manifest | None:
+    """The copy of ``step`` in the arena, if there is one; fails if it has a wrong byte."""
+    found = copy_in(arena.path, replica, rank, step)
+    if found is None:
         return None
-    with slot:
-        found = slot.read()
-        if found is None or found[0].step != step:
-            return None
-        assert slot.verify(*found) == [], f"{path} is sealed with wrong bytes"
-        return found[0]
+    number, manifest, present = found
+    with SlotFile.open(arena.path / slot_file(replica, rank, number)) as slot:
+        assert slot.verify(manifest, present) == [], "it is sealed with wrong bytes"
+    return manifest
 
 
 def content(rank: int, step: int, segment: int, nbytes: int) -> bytes:
@@ -178,15 +176,17 @@ class Rank:
     def begin(self, step: int, epoch: int = 0) -> Manifest:
         """Begin a copy, and tell."""
         manifest = self.manifest(step, epoch)
-        with SlotFile.open(self.node.arena.own_path(self.rank, step), create=True) as slot:
+        with SlotFile.open(self.node.arena.own_path(self.rank, step % SLOTS), create=True) as slot:
             slot.prepare(manifest.segments, (*range(len(manifest.segments)), OWN))
         bare = [Segment(s.ranks, s.entries, s.nbytes) for s in manifest.segments]
-        self.client.send(SnapshotBegun(Manifest(self.rank, step, epoch, tuple(bare), 0, b"")))
+        self.client.send(
+            SnapshotBegun(Manifest(self.rank, step, epoch, tuple(bare), 0, b""), step % SLOTS)
+        )
         return manifest
 
     def copy(self, manifest: Manifest, index: int, tell: bool = True) -> None:
         """Copy a segment, and tell."""
-        with SlotFile.open(self.node.arena.own_path(self.rank, manifest.step)) as slot:
+        with SlotFile.open(self.node.arena.own_path(self.rank, manifest.step % SLOTS)) as slot:
             slot.prepare(manifest.segments, (*range(len(manifest.segments)), OWN))
             slot.segment_view(index)[:] = self.bytes_of(manifest.step, index)
         if tell:
@@ -196,9 +196,9 @@ class Rank:
     def seal(self, manifest: Manifest, own: bytes = b"own") -> None:
         """Finish a copy, and tell."""
         present = (*range(len(manifest.segments)), OWN)
-        with SlotFile.open(self.node.arena.own_path(self.rank, manifest.step)) as slot:
+        with SlotFile.open(self.node.arena.own_path(self.rank, manifest.step % SLOTS)) as slot:
             slot.seal(manifest, present, own)
-        self.client.send(SnapshotSealed(manifest))
+        self.client.send(SnapshotSealed(manifest, manifest.step % SLOTS))
 
     def snapshot(self, step: int, epoch: int = 0) -> Manifest:
         """A whole copy."""

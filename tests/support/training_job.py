@@ -100,38 +100,20 @@ class TrainingJob:
     def rank_process(self, rank: int) -> int:
         """The rank's process id as the host sees it."""
         record = self.records("rank", rank=rank)[-1]
-        for process in self.cluster.node_pids(record["node"]):
-            if process.pid_in_node == record["pid"]:
-                return process.pid
-        raise AssertionError(f"no process {record['pid']} on {record['node']}")
+        return pid_on_host(self.cluster, record["node"], record["pid"])
 
     def launcher_process(self) -> int:
         """The process id of the newest launcher, as the host sees it."""
         record = [*self.records("job"), *self.records("launcher")][-1]
         host = self.cluster.job_info(self.job_id).batch_host
-        for process in self.cluster.node_pids(host):
-            if process.pid_in_node == record["pid"]:
-                return process.pid
-        raise AssertionError(f"no process {record['pid']} on {host}")
+        return pid_on_host(self.cluster, host, record["pid"])
 
     def strike(self, fault: str, rank: int) -> str:
         """Bring a fault about at the rank or its node; returns the node."""
         node = self.node_of(rank)
         pid = self.rank_process(rank) if fault in ("kill", "freeze") else 0
         self.struck_at = time.time()
-        match fault:
-            case "power-off":
-                self.cluster.power_off(node)
-            case "vanish":
-                self.cluster.vanish(node)
-            case "freeze-node":
-                self.cluster.freeze(node)
-            case "kill":
-                os.kill(pid, signal.SIGKILL)
-            case "freeze":
-                os.kill(pid, signal.SIGSTOP)
-            case _:
-                raise ValueError(fault)
+        bring_about(self.cluster, fault, node, pid)
         return node
 
     def wait_end(self, timeout_s: float = LONG_S) -> dict[str, Any]:
@@ -162,6 +144,31 @@ class TrainingJob:
             record["phase"]: round(record["at"] - self.struck_at, 3)
             for record in self.records("incident", number=number)
         }
+
+
+def pid_on_host(cluster: MiniCluster, node: str, pid_in_node: int) -> int:
+    """The host's number of a process that knows itself by another one."""
+    for process in cluster.node_pids(node):
+        if process.pid_in_node == pid_in_node:
+            return process.pid
+    raise AssertionError(f"no process {pid_in_node} on {node}")
+
+
+def bring_about(cluster: MiniCluster, fault: str, node: str, pid: int) -> None:
+    """Strike a node, or the process on it that the host knows by this number."""
+    match fault:
+        case "power-off":
+            cluster.power_off(node)
+        case "vanish":
+            cluster.vanish(node)
+        case "freeze-node":
+            cluster.freeze(node)
+        case "kill":
+            os.kill(pid, signal.SIGKILL)
+        case "freeze":
+            os.kill(pid, signal.SIGSTOP)
+        case _:
+            raise ValueError(fault)
 
 
 def submit(

@@ -13,14 +13,16 @@ import re
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 from deadpool_runtime.protocol import Copy
-from deadpool_runtime.replication.manifest import OWN
+from deadpool_runtime.replication.manifest import OWN, Manifest
 from deadpool_runtime.replication.memory import free_memory
 from deadpool_runtime.replication.naming import packed
 from deadpool_runtime.replication.slots import ArenaFull, SlotFile
+from deadpool_runtime.replication.slotting import MOST_SLOTS, SLOTS, slot_file
 
 __all__ = [
     "SHM",
@@ -29,19 +31,20 @@ __all__ = [
     "ArenaFull",
     "SlotFile",
     "arena_path",
+    "copies_in",
+    "copy_in",
     "free_memory",
+    "held_in",
     "inventory",
     "remove_stale",
 ]
 
 SHM = Path("/dev/shm")
-#: Copies of each rank's state on a node; that of step ``k`` lies in slot ``k % SLOTS``.
-SLOTS = 3
 #: Directories that are being made have this in their name until their lock is held.
 _UNFINISHED = ".new-"
 #: An unfinished directory of this age was left by a process that died.
 _UNFINISHED_AFTER_S = 60.0
-_SLOT_NAME = re.compile(r"(own|held)-\d+-\d+")
+_SLOT_NAME = re.compile(r"(own|held)-(\d+)-(\d+)")
 
 
 def arena_path(job_id: str, node: str, epoch: int) -> Path:
@@ -88,13 +91,13 @@ class Arena:
         """Where the node's replicator listens."""
         return self.path / "replicator.sock"
 
-    def own_path(self, rank: int, step: int) -> Path:
-        """The slot in which ``rank`` itself leaves its state after ``step``."""
-        return self.path / f"own-{rank}-{step % SLOTS}"
+    def own_path(self, rank: int, slot: int) -> Path:
+        """A slot in which ``rank`` itself leaves its state."""
+        return self.path / slot_file(False, rank, slot)
 
-    def held_path(self, rank: int, step: int) -> Path:
-        """The slot for the replica of another node's ``rank``."""
-        return self.path / f"held-{rank}-{step % SLOTS}"
+    def held_path(self, rank: int, slot: int) -> Path:
+        """A slot for the replica of another node's ``rank``."""
+        return self.path / slot_file(True, rank, slot)
 
     def remove(self) -> None:
         """Delete every file. Memory still mapped by a process is freed when that process ends."""
@@ -142,18 +145,55 @@ def _lock_is_free(lock: Path) -> bool:
     return True
 
 
+def _sealed_in(file: Path) -> tuple[Manifest, tuple[int, ...]] | None:
+    """What a slot holds; None if that is nothing."""
+    try:
+        slot = SlotFile.open(file)
+    except OSError:
+        return None
+    with slot:
+        return slot.read()
+
+
+def copies_in(
+    path: Path, replica: bool, rank: int
+) -> Iterator[tuple[int, tuple[Manifest, tuple[int, ...]]]]:
+    """Slot, manifest and parts of each sealed copy of ``rank`` in the arena at ``path``: its own,
+    or replicas.
+    """
+    for slot in range(MOST_SLOTS):
+        found = _sealed_in(path / slot_file(replica, rank, slot))
+        if found is not None and found[0].rank == rank:
+            yield slot, found
+
+
+def copy_in(
+    path: Path, replica: bool, rank: int, step: int
+) -> tuple[int, Manifest, tuple[int, ...]] | None:
+    """The same of the copy of ``step``, if there is one: the newest, should there be several."""
+    found = [
+        (slot, manifest, present)
+        for slot, (manifest, present) in copies_in(path, replica, rank)
+        if manifest.step == step
+    ]
+    return max(found, key=lambda each: each[1].epoch, default=None)
+
+
+def held_in(path: Path) -> dict[int, dict[int, int]]:
+    """The step in each slot of the replicas in the arena at ``path``, by rank."""
+    names = (_SLOT_NAME.fullmatch(file.name) for file in path.iterdir())
+    ranks = {int(name[2]) for name in names if name is not None and name[1] == "held"}
+    return {
+        rank: {slot: manifest.step for slot, (manifest, _) in copies_in(path, True, rank)}
+        for rank in sorted(ranks)
+    }
+
+
 def inventory(path: Path) -> list[Copy]:
     """Every sealed copy in the arena at ``path``, from headers and manifests alone."""
     copies = []
     for file in sorted(path.iterdir()):
-        if not _SLOT_NAME.fullmatch(file.name):
-            continue
-        try:
-            slot = SlotFile.open(file)
-        except OSError:
-            continue
-        with slot:
-            found = slot.read()
+        found = _sealed_in(file) if _SLOT_NAME.fullmatch(file.name) else None
         if found is None:
             continue
         manifest, present = found

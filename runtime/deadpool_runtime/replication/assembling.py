@@ -16,6 +16,7 @@ from deadpool_runtime.protocol import Address, Piece
 from deadpool_runtime.replication import messages, wire
 from deadpool_runtime.replication.board import Board, fault_in, hash_of, parts_of
 from deadpool_runtime.replication.events import Part, SlotName, SlotSealed, StreamKey
+from deadpool_runtime.replication.holding import Holdings
 from deadpool_runtime.replication.incoming import Inbox, Incoming
 from deadpool_runtime.replication.manifest import OWN, Manifest, offsets
 from deadpool_runtime.replication.messages import Assembled, AssembleFailed, FromReplicator
@@ -28,12 +29,14 @@ TRIES = 3
 
 @dataclass
 class Assembly:
-    """The slot of ``step`` of ``rank`` is being made whole, or a replica fetched for it."""
+    """``slot`` is being made whole with a copy of ``step`` for ``rank``, or a replica fetched for
+    it."""
 
     rank: int
     epoch: int
     step: int
     pieces: list[Piece]
+    slot: SlotName
     held: bool = False
     index: int = 0
     tries: int = 0
@@ -49,12 +52,6 @@ class Assembly:
         """The piece that is awaited."""
         return self.pieces[self.index]
 
-    @property
-    def slot(self) -> SlotName:
-        """What is filled."""
-        owner = self.piece.rank if self.held else self.rank
-        return SlotName(self.held, owner, self.step)
-
     def present(self, manifest: Manifest) -> tuple[int, ...]:
         """What of the base copy the slot has in the end."""
         indices = [
@@ -69,10 +66,15 @@ class Assemblies:
     """All assemblies under way; at most one a rank."""
 
     def __init__(
-        self, board: Board, inbox: Inbox, tell: Callable[[int, FromReplicator], None]
+        self,
+        board: Board,
+        inbox: Inbox,
+        holdings: Holdings,
+        tell: Callable[[int, FromReplicator], None],
     ) -> None:
         self._board = board
         self._inbox = inbox
+        self._holdings = holdings
         self._tell = tell
         self._by_rank: dict[int, Assembly] = {}
 
@@ -89,7 +91,14 @@ class Assemblies:
             return
         if (older := self._by_rank.get(rank)) is not None:
             self._fail(older, "the rank asked for something else")
-        assembly = Assembly(rank, message.epoch, message.step, message.pieces, message.held)
+        owner = message.pieces[0].rank if message.held and message.pieces else rank
+        slot = SlotName(
+            message.held,
+            owner,
+            message.step,
+            self._holdings.slot_for(owner, message.step) if message.held else message.slot,
+        )
+        assembly = Assembly(rank, message.epoch, message.step, message.pieces, slot, message.held)
         self._by_rank[rank] = assembly
         if message.held and len(message.pieces) != 1:
             self._fail(assembly, "a replica is fetched in one piece")
@@ -231,6 +240,8 @@ class Assemblies:
         if event.error:
             self._fail(assembly, event.error)
             return
+        if assembly.held:
+            self._holdings.have(assembly.slot)
         del self._by_rank[assembly.rank]
         self._tell(assembly.rank, Assembled(assembly.epoch, assembly.step))
 

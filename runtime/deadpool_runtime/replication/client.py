@@ -41,7 +41,6 @@ MAX_WAITING = 4096
 RETRY_S = 0.1
 #: An assembly that waits for a new replicator this long has failed.
 ASSEMBLE_PATIENCE_S = 10.0
-_SLOTS = 3
 
 
 class Memory:
@@ -60,21 +59,21 @@ class Memory:
                     # Copies of the older epoch's history need not be those that count.
                     self.sealed.clear()
                 self.holder = message
-            case SnapshotBegun(manifest=manifest):
-                self._overwritten(manifest.step)
-            case SnapshotSealed(manifest=manifest):
-                self._overwritten(manifest.step)
+            case SnapshotBegun(slot=slot):
+                self._overwritten(slot)
+            case SnapshotSealed(manifest=manifest, slot=slot):
+                self._overwritten(slot)
                 self.sealed[manifest.step] = message
             case SnapshotDropped(step=step):
-                self._overwritten(step)
+                self.sealed.pop(step, None)
             case Assemble():
                 self.assemble = message
             case _:
                 pass
 
-    def _overwritten(self, step: int) -> None:
-        for other in [other for other in self.sealed if other % _SLOTS == step % _SLOTS]:
-            del self.sealed[other]
+    def _overwritten(self, slot: int) -> None:
+        for step in [step for step, other in self.sealed.items() if other.slot == slot]:
+            del self.sealed[step]
 
     def heard(self, message: FromReplicator) -> None:
         """Forget what was answered, but for the newest copy: its replica may be lost yet."""

@@ -17,6 +17,7 @@ written again. The fence is answered when the driver's last job for an older epo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from deadpool_runtime.replication import messages, wire
@@ -52,18 +53,20 @@ from deadpool_runtime.replication.owners import Deputies, Further, Owners
 
 
 class Core:
-    """The state of one replicator."""
+    """The state of one replicator. ``held``: replicas that were there before it; the step in each
+    slot, by rank.
+    """
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, held: Mapping[int, Mapping[int, int]] | None = None) -> None:
         self._board = Board(node)
         self._outbox = Outbox(self._board)
         self._inbox = Inbox(self._board)
         self._owners = Owners(self._board, self._outbox)
         #: Each knows the streams that are its own.
         self._senders: list[Owners] = [self._owners, Deputies(self._board, self._outbox)]
-        self._holdings = Holdings(self._board, self._inbox)
+        self._holdings = Holdings(self._board, self._inbox, held or {})
         self._sources = Sources(self._board, self._outbox)
-        self._assemblies = Assemblies(self._board, self._inbox, self._owners.tell)
+        self._assemblies = Assemblies(self._board, self._inbox, self._holdings, self._owners.tell)
         #: Epochs of fences that wait for jobs of older epochs.
         self._fencing: list[int] = []
 

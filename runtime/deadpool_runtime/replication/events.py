@@ -15,9 +15,7 @@ from deadpool_runtime.protocol import Address
 from deadpool_runtime.replication import wire
 from deadpool_runtime.replication.manifest import Manifest
 from deadpool_runtime.replication.messages import FromReplicator, ToReplicator
-
-#: Slots of a rank, used in turn.
-SLOTS = 3
+from deadpool_runtime.replication.slotting import slot_file
 
 
 class SlotName(NamedTuple):
@@ -26,11 +24,12 @@ class SlotName(NamedTuple):
     replica: bool
     rank: int
     step: int
+    slot: int
 
     @property
     def file(self) -> str:
-        """Its file's name in the arena; shared with every third step."""
-        return f"{'held' if self.replica else 'own'}-{self.rank}-{self.step % SLOTS}"
+        """Its file's name in the arena; shared with other steps."""
+        return slot_file(self.replica, self.rank, self.slot)
 
 
 class StreamKey(NamedTuple):
@@ -133,9 +132,10 @@ class SlotSealed(msgspec.Struct, frozen=True):
 
 
 class CopyRead(msgspec.Struct, frozen=True):
-    """``ReadCopy`` is done; ``manifest`` is None if the slot holds no such copy."""
+    """``ReadCopy`` is done; ``manifest`` is None if no slot holds such a copy."""
 
     key: StreamKey
+    slot: int
     manifest: Manifest | None
     present: tuple[int, ...]
 
@@ -263,10 +263,12 @@ class SealSlot(msgspec.Struct, frozen=True):
 
 
 class ReadCopy(msgspec.Struct, frozen=True):
-    """Read the seal and manifest of a slot."""
+    """Find a copy, or a replica, and read its seal and manifest."""
 
     key: StreamKey
-    slot: SlotName
+    replica: bool
+    rank: int
+    step: int
 
 
 class SendChunk(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
 """Replicas that this node keeps for ranks of other nodes, and copies that it hands out.
 
 Pure. A replica is sealed only when every chunk that was asked for arrived with the hash that the
-sealed manifest of its owner has for it. One that is sealed is left as it is when its owner sends
+sealed manifest of its owner has for it. It goes into a slot in which none of the two newest older
+ones is: one of them is whole everywhere. One that is sealed is left as it is when its owner sends
 the same copy once more, as all do in a new epoch:
 
 1. Rank 3 is lost with its node. Its replacement fetches step 20 from the replica of rank 3 here,
@@ -13,7 +14,7 @@ the same copy once more, as all do in a new epoch:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from deadpool_runtime.replication import wire
 from deadpool_runtime.replication.board import Board, fault_in, hash_of, parts_of
@@ -29,14 +30,16 @@ from deadpool_runtime.replication.incoming import Inbox, Incoming
 from deadpool_runtime.replication.manifest import OWN, Manifest, offsets
 from deadpool_runtime.replication.naming import packed
 from deadpool_runtime.replication.outgoing import Outbox, Outgoing, room_for
+from deadpool_runtime.replication.slotting import SLOTS, newest_below, slot_for
 
 
 class Holdings:
-    """Replicas being filled."""
+    """Replicas being filled. ``held``: the step in each slot of each rank's replica at first."""
 
-    def __init__(self, board: Board, inbox: Inbox) -> None:
+    def __init__(self, board: Board, inbox: Inbox, held: Mapping[int, Mapping[int, int]]) -> None:
         self._board = board
         self._inbox = inbox
+        self._held = {rank: dict(there) for rank, there in held.items()}
         #: The newest epoch in which each owner's replica was put here.
         self._epochs: dict[int, int] = {}
         #: Puts of sealed copies whose slots are being looked into.
@@ -55,6 +58,8 @@ class Holdings:
         if reason:
             self._board.tell(link, wire.StreamRefused(message.stream, reason))
             return
+        if message.epoch > self._epochs.get(manifest.rank, -1):
+            self._go_back(manifest.rank, manifest.step)
         self._epochs[manifest.rank] = message.epoch
         newer = "a newer put of the same rank began"
         for other in self._inbox.live():
@@ -64,15 +69,17 @@ class Holdings:
         key = StreamKey(link, message.stream)
         if manifest.own_hash and not fault_in(manifest, message.present, hashed=True):
             self._looking[key] = message
-            self._board.do(ReadCopy(key, SlotName(True, manifest.rank, manifest.step)))
+            self._board.do(ReadCopy(key, True, manifest.rank, manifest.step))
         else:
             self._open(key, message)
 
     def read(self, event: CopyRead) -> bool:
-        """The slot of a put was looked into; False if nothing here waits for that."""
+        """The slot of a put was looked for; False if nothing here waits for that."""
         message = self._looking.pop(event.key, None)
         if message is None:
             return False
+        if event.manifest is not None:
+            self.have(SlotName(True, event.manifest.rank, event.manifest.step, event.slot))
         if event.manifest == message.manifest and {*message.present} <= {*event.present}:
             self._board.tell(event.key.link, wire.PutSealed(event.key.stream))
         elif event.manifest is not None and not message.replaces:
@@ -101,13 +108,32 @@ class Holdings:
             del self._looking[key]
             self._board.tell(key.link, wire.StreamRefused(key.stream, reason))
 
+    def slot_for(self, rank: int, step: int) -> int:
+        """The slot into which a replica of the rank's copy of ``step`` goes. What was there is gone
+        then."""
+        there = self._held.setdefault(rank, {})
+        slot = slot_for(step, there, set(newest_below(step, there.values())), SLOTS)
+        there.pop(slot, None)
+        return slot
+
+    def have(self, slot: SlotName) -> None:
+        """There is a replica in this slot."""
+        self._held.setdefault(slot.rank, {})[slot.slot] = slot.step
+
+    def _go_back(self, rank: int, step: int) -> None:
+        """A new epoch's first replica of a rank is of the step that all went back to: what is newer
+        is of no use any more, and is not to be kept instead of what is older."""
+        there = self._held.get(rank, {})
+        self._held[rank] = {slot: other for slot, other in there.items() if other <= step}
+
     def _open(self, key: StreamKey, message: wire.Put) -> None:
         manifest = message.manifest
+        slot = self.slot_for(manifest.rank, manifest.step)
         self._inbox.open(
             Incoming(
                 key=key,
                 epoch=message.epoch,
-                slot=SlotName(True, manifest.rank, manifest.step),
+                slot=SlotName(True, manifest.rank, manifest.step, slot),
                 manifest=manifest,
                 wanted=message.present,
                 places=offsets(manifest.segments, message.present),
@@ -139,6 +165,7 @@ class Holdings:
         if event.error:
             self._inbox.refuse(stream, event.error)
             return
+        self.have(stream.slot)
         self._board.tell(stream.key.link, wire.PutSealed(stream.key.stream))
         self._inbox.close(stream)
 
@@ -167,7 +194,7 @@ class Sources:
             return
         key = StreamKey(link, message.stream)
         self._asked[key] = message
-        self._board.do(ReadCopy(key, SlotName(message.replica, message.rank, message.step)))
+        self._board.do(ReadCopy(key, message.replica, message.rank, message.step))
 
     def read(self, event: CopyRead) -> None:
         """The slot's seal and manifest were read."""
@@ -198,7 +225,7 @@ class Sources:
             return
         stream = Outgoing(
             key=event.key,
-            slot=SlotName(asked.replica, asked.rank, asked.step),
+            slot=SlotName(asked.replica, asked.rank, asked.step, event.slot),
             manifest=manifest,
             lying=event.present,
             sent=tuple(sent),

@@ -20,7 +20,7 @@ from queue import Queue, SimpleQueue
 
 from deadpool_runtime import protocol
 from deadpool_runtime.replication import wire
-from deadpool_runtime.replication.arena import ArenaFull, SlotFile
+from deadpool_runtime.replication.arena import ArenaFull, SlotFile, copy_in
 from deadpool_runtime.replication.carriers import tcp
 from deadpool_runtime.replication.carriers.base import (
     MAX_TICKETS,
@@ -376,12 +376,5 @@ def _seal(home: Home, job: SealSlot) -> SlotSealed:
 
 
 def _read_copy(home: Home, job: ReadCopy) -> CopyRead:
-    found = None
-    try:
-        with SlotFile.open(home.path_of(job.slot)) as slot:
-            found = slot.read()
-    except OSError:
-        pass
-    if found is None or (found[0].rank, found[0].step) != (job.slot.rank, job.slot.step):
-        return CopyRead(job.key, None, ())
-    return CopyRead(job.key, *found)
+    found = copy_in(home.arena, job.replica, job.rank, job.step)
+    return CopyRead(job.key, 0, None, ()) if found is None else CopyRead(job.key, *found)

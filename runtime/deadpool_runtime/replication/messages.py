@@ -33,11 +33,12 @@ class SetHolder(Message, frozen=True):
 
 
 class SnapshotBegun(Message, frozen=True):
-    """A copy is being written into the slot of ``manifest.step``; sizes are final, hashes and the
-    own part follow. What the slot held before is gone.
+    """A copy is being written into this slot of the rank; sizes are final, hashes and the own part
+    follow. What the slot held before is gone.
     """
 
     manifest: Manifest
+    slot: int
 
 
 class ChunksCopied(Message, frozen=True):
@@ -55,24 +56,27 @@ class SnapshotSealed(Message, frozen=True):
     """The copy is whole; ``manifest`` is the one in the slot."""
 
     manifest: Manifest
+    slot: int
 
 
 class SnapshotDropped(Message, frozen=True):
-    """The copy was given up, and its slot holds nothing."""
+    """The copy was given up, or its slot is used for a step without replicas."""
 
     step: int
 
 
 class Assemble(Message, frozen=True):
-    """Make the slot of ``step`` whole and sealed from ``pieces``, then answer.
+    """Put a copy of ``step`` together from ``pieces`` in this slot of the rank's and seal it, then
+    answer.
 
-    ``held``: not this rank's own slot, but that of a replica of the rank of the one piece there is,
-    which has what that piece names and the own part.
+    ``held``: not in a slot of this rank's, but in one for replicas of the rank of the one piece
+    there is, which has what that piece names and the own part; ``slot`` means nothing then.
     """
 
     epoch: int
     step: int
     pieces: list[Piece]
+    slot: int
     held: bool = False
 
 

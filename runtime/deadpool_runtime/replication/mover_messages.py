@@ -18,6 +18,8 @@ FILE_PREFIXES = ("own-", "held-")
 MAX_MOVE_NBYTES = 1 << 30
 #: Exit code of a mover that cannot have MPI at all: another try would end the same way.
 NO_MPI_EXIT = 6
+#: Marks the line in which a world that is only tried says which it was (``mover_trial``).
+TRIAL_SAYS = "deadpool-mpi "
 
 # ---------------------------------------------------------------- mover -> replicator
 

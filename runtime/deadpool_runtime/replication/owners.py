@@ -7,6 +7,7 @@ A rank with several holders is several times in here, once for each.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -15,7 +16,6 @@ from deadpool_runtime.protocol import Address, Holder
 from deadpool_runtime.replication import messages, wire
 from deadpool_runtime.replication.board import Board, Link, hash_of, parts_of
 from deadpool_runtime.replication.events import (
-    SLOTS,
     DropClient,
     Part,
     SlotName,
@@ -34,6 +34,7 @@ class Snapshot:
     """A copy in one of the rank's slots."""
 
     manifest: Manifest
+    slot: int
     hashes: dict[Part, bytes] = field(default_factory=dict)
     sealed: bool = False
     #: The holder has something else of this step, which others may need until all are restored.
@@ -154,13 +155,13 @@ class Owners:
     def begun(self, rank: int, message: messages.SnapshotBegun) -> None:
         """The rank overwrites a slot."""
         owner = self._owners[rank]
-        self._overwrite(owner, message.manifest.step)
-        owner.snapshots[message.manifest.step] = Snapshot(message.manifest)
+        self._overwrite(owner, message.slot)
+        owner.snapshots[message.manifest.step] = Snapshot(message.manifest, message.slot)
         self._advance(owner)
 
-    def _overwrite(self, owner: Owner, step: int) -> None:
+    def _overwrite(self, owner: Owner, slot: int) -> None:
         for other, snapshot in list(owner.snapshots.items()):
-            if other % SLOTS == step % SLOTS:
+            if snapshot.slot == slot:
                 self._drop(owner, other, "its slot was overwritten before the holder had it all")
             elif not snapshot.sealed:
                 self._drop(owner, other, "the rank gave the copy up")
@@ -186,8 +187,8 @@ class Owners:
                 self._answer(rank, snapshot.answer)
             return
         if snapshot is None:
-            self._overwrite(owner, step)
-            snapshot = owner.snapshots[step] = Snapshot(message.manifest)
+            self._overwrite(owner, message.slot)
+            snapshot = owner.snapshots[step] = Snapshot(message.manifest, message.slot)
         snapshot.manifest = message.manifest
         snapshot.sealed = True
         if snapshot.damaged:
@@ -248,7 +249,7 @@ class Owners:
             sent = (*indices, OWN)
             put = Outgoing(
                 key=StreamKey(link.number, link.streams),
-                slot=SlotName(False, owner.rank, step),
+                slot=SlotName(False, owner.rank, step, snapshot.slot),
                 manifest=snapshot.manifest,
                 lying=(*range(len(snapshot.manifest.segments)), OWN),
                 sent=sent,
@@ -320,7 +321,7 @@ class Owners:
         snapshot = owner.snapshots[step]
         snapshot.damaged = True
         if snapshot.sealed:
-            self._board.do(WipeCopy(SlotName(False, owner.rank, step)))
+            self._board.do(WipeCopy(SlotName(False, owner.rank, step, snapshot.slot)))
         self._unconfirmed(owner, step, "the copy on this node is damaged")
         self._advance(owner)
 
@@ -457,8 +458,8 @@ class Further(_Beside):
         for owner in self._first._owners.values():
             ours = Owner(owner.rank, owner.born, owner.client, owner.epoch)
             for step, known in owner.snapshots.items():
-                ours.snapshots[step] = Snapshot(
-                    known.manifest, dict(known.hashes), known.sealed, damaged=known.damaged
+                ours.snapshots[step] = dataclasses.replace(
+                    known, hashes=dict(known.hashes), answer=None
                 )
             self._owners[owner.rank] = ours
         for ours in self._owners.values():

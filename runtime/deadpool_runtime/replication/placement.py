@@ -16,9 +16,8 @@ from itertools import product
 from deadpool_runtime.protocol import Copy
 from deadpool_runtime.replication.manifest import ALIGN_NBYTES, aligned
 from deadpool_runtime.replication.naming import Ranks, members
+from deadpool_runtime.replication.slotting import SLOTS, newest_below, own_slots
 
-#: Copies of each rank that are kept, its own and its replicas alike; a slot holds one.
-SLOTS = 3
 #: Allowed for the manifest of each copy and for growth of the own part.
 SPARE_NBYTES = 256 << 10
 
@@ -364,11 +363,14 @@ class Need:
     #: Ranks whose replicas it holds, and the size of one replica of all of them.
     held: Ranks
     held_nbytes: int
+    #: Copies and replicas of each rank.
+    copies: int = SLOTS
+    replicas: int = SLOTS
 
     @property
     def nbytes(self) -> int:
         """All slots of both."""
-        return SLOTS * (self.copy_nbytes + self.held_nbytes)
+        return self.copies * self.copy_nbytes + self.replicas * self.held_nbytes
 
 
 def needs(
@@ -376,8 +378,10 @@ def needs(
     own_nbytes: Mapping[int, int],
     node_of: Mapping[int, str],
     holders: Mapping[int, Holding | None],
+    interval: int = 1,
 ) -> dict[str, Need]:
     """What each node needs that has ranks or holds replicas, by name."""
+    copies = own_slots(interval)
     ranks: dict[str, list[int]] = defaultdict(list)
     held: dict[str, list[int]] = defaultdict(list)
     own_sum: dict[str, int] = defaultdict(int)
@@ -394,7 +398,7 @@ def needs(
                 held[share.node].append(rank)
                 held_sum[share.node] += _slot_nbytes(sizes, own_nbytes[rank])
     return {
-        node: Need(tuple(ranks[node]), own_sum[node], tuple(held[node]), held_sum[node])
+        node: Need(tuple(ranks[node]), own_sum[node], tuple(held[node]), held_sum[node], copies)
         for node in sorted({*ranks, *held})
     }
 
@@ -500,6 +504,21 @@ def agree(
             return Agreement(step, fetches, lacking)
         lacking[step] = tuple(rank for rank in sorted(node_of) if rank not in fetches)
     return Agreement(None, {}, lacking)
+
+
+def replicated_before(
+    step: int, copies: Mapping[str, Sequence[Copy]], history: Sequence[tuple[int, int]]
+) -> tuple[int, ...]:
+    """The newest steps before this one that may have to be gone back to until a replica of it is
+    whole everywhere: those of which there are replicas.
+    """
+    replicas = {
+        copy.step
+        for its in copies.values()
+        for copy in its
+        if copy.replica and counts(copy, history)
+    }
+    return tuple(sorted(newest_below(step, replicas)))
 
 
 class _Stock:

@@ -28,7 +28,7 @@ from typing import NoReturn, assert_never
 
 from deadpool_runtime import parking, protocol
 from deadpool_runtime.replication import messages, wire
-from deadpool_runtime.replication.arena import Arena, SlotFile
+from deadpool_runtime.replication.arena import Arena, SlotFile, held_in
 from deadpool_runtime.replication.carriers.base import Kind
 from deadpool_runtime.replication.carriers.choice import PREFERENCE
 from deadpool_runtime.replication.carriers.files import Maps
@@ -144,7 +144,7 @@ class Replicator:
         control: socket.socket,
         carriers: Sequence[str],
     ) -> None:
-        self._core = Core(node)
+        self._core = Core(node, held_in(arena.path))
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._control = control
         self._control_lock = threading.Lock()

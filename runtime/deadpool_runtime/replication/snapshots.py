@@ -1,7 +1,7 @@
 """A rank's own copies: made after every step, offered to the holder, loaded in a recovery.
 
-What lives here is the rank's side: three slots in the node's arena, the thread that fills them, and
-what is said to the node's replicator. What a copy consists of is ``state``'s matter, how bytes are
+What lives here is the rank's side: slots in the node's arena, the thread that fills them, and what
+is said to the node's replicator. What a copy consists of is ``state``'s matter, how bytes are
 copied ``copying``'s, how they reach another node the replicator's.
 
 Three threads meet here. The training thread begins copies and loads them. The copier fills them
@@ -22,7 +22,7 @@ from deadpool_runtime.durable import saving
 from deadpool_runtime.durable.saving import Saver, Target
 from deadpool_runtime.later import devices_in, encode_own
 from deadpool_runtime.replication import fused, messages
-from deadpool_runtime.replication.arena import SLOTS, Arena
+from deadpool_runtime.replication.arena import Arena, copy_in
 from deadpool_runtime.replication.arranging import Arrangement
 from deadpool_runtime.replication.client import ReplicatorClient
 from deadpool_runtime.replication.copying import Copier, CopyEvents
@@ -36,7 +36,9 @@ from deadpool_runtime.replication.loaded import (
 )
 from deadpool_runtime.replication.manifest import Manifest
 from deadpool_runtime.replication.notes import Notes
+from deadpool_runtime.replication.own_slots import OwnSlots
 from deadpool_runtime.replication.slots import SlotFile
+from deadpool_runtime.replication.slotting import slot_file
 from deadpool_runtime.state import Item
 
 #: Steps after which the digests of what ranks have in common are compared.
@@ -57,7 +59,7 @@ class Snapshots:
         self._control = context.control
         self._link = context.link
         self._arena = Arena(Path(context.arena))
-        self._slots: dict[Path, SlotFile] = {}
+        self._slots = OwnSlots(self._arena, context.rank, context.replication_interval)
         #: Guards what follows; three threads use it.
         self._lock = threading.Lock()
         self._epoch = context.epoch
@@ -69,8 +71,9 @@ class Snapshots:
         #: ``holder`` means something only once the launcher has chosen.
         self._chosen = False
         self._holder: protocol.Holder | None = None
-        #: The newest copy that is sealed here.
+        #: The newest copy that is sealed here, and the newest of which there are to be replicas.
         self._sealed: Manifest | None = None
+        self._offered: Manifest | None = None
         self._confirmed_in = -1
         self._notes = Notes(lambda text: self._link.send(protocol.Note(text)))
         self._closed = False
@@ -111,7 +114,7 @@ class Snapshots:
         self._arrangement.update(items)
         self._incomplete = step
         segments, tensors = self._arrangement.segments, self._arrangement.tensors
-        self._copier.begin(step, epoch, segments, tensors, self._slot(step))
+        self._copier.begin(step, epoch, segments, tensors, self._slots.take(step))
 
     def complete(self, step: int, own: bytes | dict[str, Any]) -> None:
         """Give the own part of the copy that was begun for ``step``: its bytes, or a value that
@@ -130,8 +133,7 @@ class Snapshots:
 
     def make_room(self) -> None:
         """Let the slots have their final size before the first step, where that matters."""
-        slots = [self._slot(step) for step in range(SLOTS)]
-        self._copier.make_room(slots, self.room_nbytes, SETTLE_S)
+        self._copier.make_room(self._slots.every(), self.room_nbytes, SETTLE_S)
 
     def segments_nbytes(self) -> dict[tuple[int, ...], int]:
         """How large each segment of the newest copy is."""
@@ -176,12 +178,25 @@ class Snapshots:
 
     # ------------------------------------------------------------ replicas
 
+    def newest_replicated(self, step: int) -> int:
+        """The newest step up to this one of which there are replicas."""
+        return self._slots.newest_replicated(step)
+
+    def go_back(self, step: int, keep: list[int]) -> None:
+        """All ranks go on from ``step``, which is replicated now as those in ``keep`` are. No copy
+        is under way."""
+        with self._lock:
+            self._sealed = self._offered = None
+        self._slots.go_back(step, keep)
+
     def set_holder(self, epoch: int, holder: protocol.Holder | None, step: int) -> None:
         """From now on replicas go to ``holder``, first that of the copy of ``step``, which other
         ranks may still need as it is wherever it lies; ``resumed`` is to follow."""
-        found = self._slot(step, look=True).read()
+        slot = self._slots.holding(step)
+        found = slot.read() if slot is not None else None
         with self._lock:
             self._sealed = found[0] if found is not None and found[0].step == step else None
+            self._offered = self._sealed
             # The link's thread may have heard of another choice, made since all are restored.
             chosen = self._chosen and self._epoch == epoch
             holder = self._holder if chosen else holder
@@ -204,40 +219,48 @@ class Snapshots:
             if epoch < self._epoch:
                 return
             self._epoch, self._holder, self._chosen = epoch, holder, True
-            sealed = self._sealed
+            offered = self._offered
             self._client.send(messages.SetHolder(epoch, holder, restoring))
-            if sealed is not None:
-                self._client.send(messages.SnapshotSealed(sealed))
+            if offered is not None:
+                self._offer(offered)
         self._notes.begin()
-        if sealed is not None and holder is None:
-            self._confirmed(epoch, sealed.step)
+        if offered is not None and holder is None:
+            self._confirmed(epoch, offered.step)
+
+    def _offer(self, manifest: Manifest) -> None:
+        """Let the holder have a replica of a copy that is sealed."""
+        slot = self._slots.find(manifest.step)
+        if slot is not None:
+            self._client.send(messages.SnapshotSealed(manifest, slot))
 
     # ------------------------------------------------------------ getting copies
 
     def assemble(self, epoch: int, step: int, pieces: list[protocol.Piece]) -> None:
         """Fetch the copy of ``step``; the control hears when it is there."""
-        self._client.send(messages.Assemble(epoch, step, pieces))
+        self._client.send(messages.Assemble(epoch, step, pieces, self._slots.number(step)))
 
     def load(self, step: int) -> Loaded:
         """The copy of ``step`` in this node's arena, verified. ``CopyUnusable`` if it is damaged,
         which is marked in the arena, or not there."""
-        return verified(self._slot(step, look=True), step, self._rank)
+        slot = self._slots.holding(step)
+        if slot is None:
+            raise CopyUnusable(f"There is no copy of step {step} of rank {self._rank} here.")
+        return verified(slot, step, self._rank)
 
     def hold(self, epoch: int, step: int, shard: protocol.Shard) -> None:
         """Fetch a replica of another rank's copy; the control hears when it is there."""
         assert shard.source is not None
         piece = protocol.Piece(shard.source, shard.rank, shard.replica, shard.segments, base=True)
-        self._client.send(messages.Assemble(epoch, step, [piece], held=True))
+        self._client.send(messages.Assemble(epoch, step, [piece], -1, held=True))
 
     def load_shard(self, step: int, shard: protocol.Shard) -> Loaded:
         """What this node has of another rank's copy of ``step``; see ``load``."""
         held = shard.replica or shard.source is not None
-        path = (self._arena.held_path if held else self._arena.own_path)(shard.rank, step)
-        try:
-            slot = SlotFile.open(path)
-        except FileNotFoundError:
-            raise CopyUnusable(f"There is no copy of rank {shard.rank} at {path}.") from None
-        with slot:  # views of it stay valid
+        found = copy_in(self._arena.path, held, shard.rank, step)
+        if found is None:
+            raise CopyUnusable(f"There is no copy of step {step} of rank {shard.rank} here.")
+        path = self._arena.path / slot_file(held, shard.rank, found[0])
+        with SlotFile.open(path) as slot:  # views of it stay valid
             return verified(slot, step, shard.rank)
 
     def load_checkpoint(self, directory: str, step: int, rank: int) -> Loaded:
@@ -261,32 +284,34 @@ class Snapshots:
         self.complete(step, own)
         self._wait_idle()
 
-    def _slot(self, step: int, *, look: bool = False) -> SlotFile:
-        """The slot of ``step``. ``look``: the replicator may have put another file in its place."""
-        path = self._arena.own_path(self._rank, step)
-        if look and path in self._slots and not self._slots[path].is_in_place():
-            self._slots.pop(path).close()
-        if path not in self._slots:
-            self._slots[path] = SlotFile.open(path, create=True)
-        return self._slots[path]
-
     # ------------------------------------------------------------ the copier's thread
 
     def _on_begun(self, manifest: Manifest) -> None:
+        step = manifest.step
+        before, slot = self._slots.overwritten(step), self._slots.find(step)
         with self._lock:
-            if self._sealed is not None and self._sealed.step == manifest.step - 3:
+            if self._sealed is not None and self._sealed.step == before:
                 self._sealed = None
-        self._client.send(messages.SnapshotBegun(manifest))
+            if self._offered is not None and self._offered.step == before:
+                self._offered = None
+        if self._slots.replicates(step) and slot is not None:
+            self._client.send(messages.SnapshotBegun(manifest, slot))
+        elif before is not None:
+            self._client.send(messages.SnapshotDropped(before))
 
     def _on_chunks(self, step: int, segment: int, first: int, hashes: list[bytes]) -> None:
-        self._client.send(messages.ChunksCopied(step, segment, first, hashes))
+        if self._slots.replicates(step):
+            self._client.send(messages.ChunksCopied(step, segment, first, hashes))
 
     def _on_sealed(self, manifest: Manifest) -> None:
+        replicated = self._slots.replicates(manifest.step)
         with self._lock:
             self._sealed = manifest
-            # Under the lock: ``_choose`` either tells of this copy or comes before it.
-            self._client.send(messages.SnapshotSealed(manifest))
-            alone = self._chosen and self._holder is None
+            if replicated:
+                self._offered = manifest
+                # Under the lock: ``_choose`` either tells of this copy or comes before it.
+                self._offer(manifest)
+            alone = replicated and self._chosen and self._holder is None
             epoch = self._epoch
         if manifest.own_nbytes > LARGE_OWN_NBYTES:
             self._notes.say(
@@ -305,8 +330,9 @@ class Snapshots:
         return step > 0 and step % self._checkpoint_every == 0
 
     def _on_dropped(self, step: int, reason: str) -> None:
-        self._client.send(messages.SnapshotDropped(step))
-        self._control.give_up(step)
+        if self._slots.replicates(step):
+            self._client.send(messages.SnapshotDropped(step))
+            self._control.give_up(step)
         if not self._closed and not self._control.disturbed(self._epoch):
             self._notes.say_of_copies(f"No copy of step {step} was made: {reason}")
 
@@ -317,8 +343,12 @@ class Snapshots:
         if (manifest.epoch, manifest.step) == self._from_disk:
             # It is on disk, where other ranks may still be reading what this would replace.
             return
-        slot = self._slot(manifest.step)
-        self._saver.begin(manifest, views_by_key(slot, manifest), slot.own_bytes())
+        self._save_from_slot(self._saver, manifest)
+
+    def _save_from_slot(self, saver: Saver, manifest: Manifest, wait: bool = False) -> None:
+        slot = self._slots.holding(manifest.step)
+        if slot is not None:
+            saver.begin(manifest, views_by_key(slot, manifest), slot.own_bytes(), wait=wait)
 
     def save(self, step: int) -> None:
         """Begin to write the copy of ``step`` to disk, unless that has begun; the training thread
@@ -333,8 +363,7 @@ class Snapshots:
             return
         if (manifest.epoch, step) == self._from_disk:
             return
-        slot = self._slot(step)
-        self._saver.begin(manifest, views_by_key(slot, manifest), slot.own_bytes(), wait=True)
+        self._save_from_slot(self._saver, manifest, wait=True)
 
     # ------------------------------------------------------------ the saver's thread
 

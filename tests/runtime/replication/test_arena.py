@@ -272,8 +272,8 @@ def test_an_arena_is_private_and_locked(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"not empty|exists"):
         Arena.create(path)
     assert list(tmp_path.iterdir()) == [path]
-    assert Arena.open(path).own_path(3, 7) == path / "own-3-1"
-    assert Arena.open(path).held_path(3, 8) == path / "held-3-2"
+    assert Arena.open(path).own_path(3, 1) == path / "own-3-1"
+    assert Arena.open(path).held_path(3, 2) == path / "held-3-2"
     arena.remove()
     assert not path.exists()
     with pytest.raises(FileNotFoundError):

@@ -30,6 +30,7 @@ from deadpool_runtime.replication.messages import (
     SnapshotSealed,
     ToReplicator,
 )
+from deadpool_runtime.replication.slotting import SLOTS
 from deadpool_runtime.replication.sockets import short_path
 
 DEADLINE_S = 120.0
@@ -93,7 +94,7 @@ def manifest(step: int) -> Manifest:
 
 
 def sealed(step: int) -> SnapshotSealed:
-    return SnapshotSealed(manifest(step))
+    return SnapshotSealed(manifest(step), step % SLOTS)
 
 
 def test_without_a_replicator_nothing_waits(client: ReplicatorClient) -> None:
@@ -105,10 +106,10 @@ def test_what_a_new_replicator_must_know_is_repeated_in_order(
     arena: Path, client: ReplicatorClient, heard: queue.Queue[FromReplicator]
 ) -> None:
     client.send(SetHolder(0, None))
-    client.send(SnapshotBegun(manifest(0)))
+    client.send(SnapshotBegun(manifest(0), 0))
     client.send(ChunksCopied(0, 0, 0, [b"h"]))
     client.send(sealed(0))
-    client.send(SnapshotBegun(manifest(1)))
+    client.send(SnapshotBegun(manifest(1), 1))
     for _ in range(2):
         server = Server(arena)
         server.accept()
@@ -134,7 +135,7 @@ def test_copies_that_are_gone_are_not_repeated(arena: Path, client: ReplicatorCl
     client.send(SetHolder(0, None))
     client.send(sealed(0))
     client.send(sealed(1))
-    client.send(SnapshotBegun(manifest(3)))
+    client.send(SnapshotBegun(manifest(3), 0))
     client.send(SnapshotDropped(1))
     client.send(SetHolder(1, None))
     client.send(sealed(2))
@@ -185,7 +186,7 @@ def test_an_assembly_is_asked_for_again_and_fails_if_no_replicator_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_module, "ASSEMBLE_PATIENCE_S", 0.5)
-    asked = Assemble(1, 4, [])
+    asked = Assemble(1, 4, [], 1)
     client.send(asked)
     failed = heard.get(timeout=DEADLINE_S)
     assert isinstance(failed, AssembleFailed)

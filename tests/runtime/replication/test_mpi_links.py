@@ -142,7 +142,7 @@ class Receiving:
     ``data``: two chunks, to be received into the two chunks of ``target``.
     """
 
-    SLOT = SlotName(True, 0, 0)
+    SLOT = SlotName(True, 0, 0, 0)
     #: The tag of a chunk that is announced before it is sent.
     LATE_TAG = 9999
 

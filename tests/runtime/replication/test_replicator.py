@@ -159,7 +159,7 @@ def test_a_bit_flipped_in_the_source_is_refused_and_the_source_unsealed(world: W
     manifest = rank.snapshot(0)
     flip(a.arena.own_path(0, 0), 4096 + CHUNK_NBYTES + 5)
     rank.protect(b)
-    rank.client.send(SnapshotSealed(manifest))
+    rank.client.send(SnapshotSealed(manifest, 0))
     assert "damaged" in rank.hear(Unconfirmed).reason
     assert a.own(0, 0) is None
     assert b.held(0, 0) is None
@@ -365,7 +365,7 @@ def test_the_wrong_secret_is_refused(world: World) -> None:
     assert rank.heard.empty()
     assert b.held(0, 0) is None
     target = world.rank(a, 2, SIZES)
-    target.client.send(Assemble(0, 0, [Piece(b.address, 0, True, [], True)]))
+    target.client.send(Assemble(0, 0, [Piece(b.address, 0, True, [], True)], 0))
     assert "secret" in target.hear(AssembleFailed).reason
 
 
@@ -399,10 +399,10 @@ def test_a_copy_is_put_together_from_base_and_peer(world: World) -> None:
     assert held == ranks[1].manifest(4)
     spare = world.node("d")
     newcomer = world.rank(spare, 1, SIZES, born=1)
-    newcomer.client.send(Assemble(1, 4, pieces_for_rank_1(nodes)))
+    newcomer.client.send(Assemble(1, 4, pieces_for_rank_1(nodes), 1))
     assert newcomer.hear(Assembled) == Assembled(1, 4)
     assert spare.own(1, 4) == held
-    with SlotFile.open(spare.arena.own_path(1, 4)) as slot:
+    with SlotFile.open(spare.arena.own_path(1, 1)) as slot:
         found = slot.read()
         assert found is not None
         assert found[1] == (OWN, 0, 1)
@@ -417,17 +417,17 @@ def test_a_part_of_another_ranks_copy_is_kept_as_its_replica(world: World, repli
     other = world.rank(there, 2, SIZES)
     source = nodes[2] if replica else nodes[1]
     piece = Piece(source.address, 1, replica, [(1,)], True)
-    other.client.send(Assemble(1, 4, [piece], held=True))
+    other.client.send(Assemble(1, 4, [piece], -1, held=True))
     assert other.hear(Assembled) == Assembled(1, 4)
     assert there.held(1, 4) == ranks[1].manifest(4)
     assert there.own(2, 4) is None
-    with SlotFile.open(there.arena.held_path(1, 4)) as slot:
+    with SlotFile.open(there.arena.held_path(1, 1)) as slot:
         found = slot.read()
         assert found is not None
         assert found[1] == (OWN, 1)
         assert slot.own_bytes() == b"own"
         assert bytes(slot.segment_view(1)) == ranks[1].bytes_of(4, 1)
-    other.client.send(Assemble(1, 4, pieces_for_rank_1(nodes), held=True))
+    other.client.send(Assemble(1, 4, pieces_for_rank_1(nodes), -1, held=True))
     assert "in one piece" in other.hear(AssembleFailed).reason
 
 
@@ -435,24 +435,24 @@ def test_a_part_of_another_ranks_copy_is_kept_as_its_replica(world: World, repli
 def test_a_damaged_source_is_unsealed_and_refused(world: World, which: str) -> None:
     nodes, _ = two_owners(world)
     if which == "replica":
-        path, where = nodes[2].arena.held_path(1, 4), "replica of rank 1 after step 4 on c"
+        path, where = nodes[2].arena.held_path(1, 1), "replica of rank 1 after step 4 on c"
     else:
-        path, where = nodes[0].arena.own_path(0, 4), "copy of rank 0 after step 4 on a"
+        path, where = nodes[0].arena.own_path(0, 1), "copy of rank 0 after step 4 on a"
     flip(path, 4096 + 100)
     spare = world.node("d")
     newcomer = world.rank(spare, 1, SIZES, born=1)
-    newcomer.client.send(Assemble(1, 4, pieces_for_rank_1(nodes)))
+    newcomer.client.send(Assemble(1, 4, pieces_for_rank_1(nodes), 1))
     assert f"the {where} is damaged" in newcomer.hear(AssembleFailed).reason
     assert spare.own(1, 4) is None
     with SlotFile.open(path) as slot:
         assert slot.read() is None
-    newcomer.client.send(Assemble(2, 4, pieces_for_rank_1(nodes)))
+    newcomer.client.send(Assemble(2, 4, pieces_for_rank_1(nodes), 1))
     assert f"there is no {where}" in newcomer.hear(AssembleFailed).reason
 
 
 def test_a_piece_that_differs_from_the_base_is_refused(world: World) -> None:
     nodes, ranks = two_owners(world)
-    with SlotFile.open(nodes[0].arena.own_path(0, 4)) as slot:
+    with SlotFile.open(nodes[0].arena.own_path(0, 1)) as slot:
         other = Rank.manifest(ranks[0], 4)
         slot.prepare(other.segments, (0, 1, OWN))
         slot.segment_view(0)[:] = bytes(SIZES[0])
@@ -462,11 +462,11 @@ def test_a_piece_that_differs_from_the_base_is_refused(world: World) -> None:
         chunk_hash(zeros[at : at + CHUNK_NBYTES]) for at in range(0, SIZES[0], CHUNK_NBYTES)
     )
     segments = (replace(other.segments[0], hashes=hashes), other.segments[1])
-    with SlotFile.open(nodes[0].arena.own_path(0, 4)) as slot:
+    with SlotFile.open(nodes[0].arena.own_path(0, 1)) as slot:
         slot.seal(replace(other, segments=segments), (0, 1, OWN), b"own")
     spare = world.node("d")
     newcomer = world.rank(spare, 1, SIZES, born=1)
-    newcomer.client.send(Assemble(1, 4, pieces_for_rank_1(nodes)))
+    newcomer.client.send(Assemble(1, 4, pieces_for_rank_1(nodes), 1))
     assert "differs from the base" in newcomer.hear(AssembleFailed).reason
     assert spare.own(1, 4) is None
     assert nodes[0].own(0, 4) is not None
@@ -475,9 +475,9 @@ def test_a_piece_that_differs_from_the_base_is_refused(world: World) -> None:
 def test_pieces_that_do_not_make_a_whole_are_refused(world: World) -> None:
     nodes, _ = two_owners(world)
     newcomer = world.rank(world.node("d"), 1, SIZES, born=1)
-    newcomer.client.send(Assemble(1, 4, pieces_for_rank_1(nodes)[:1]))
+    newcomer.client.send(Assemble(1, 4, pieces_for_rank_1(nodes)[:1], 1))
     assert "no piece brought the segment of ranks [0, 1]" in newcomer.hear(AssembleFailed).reason
-    newcomer.client.send(Assemble(1, 5, pieces_for_rank_1(nodes)))
+    newcomer.client.send(Assemble(1, 5, pieces_for_rank_1(nodes), 2))
     assert "there is no replica" in newcomer.hear(AssembleFailed).reason
 
 
@@ -485,7 +485,7 @@ def test_a_source_that_cannot_be_reached_fails_the_assembly(world: World) -> Non
     nodes, _ = two_owners(world)
     nodes[2].kill()
     newcomer = world.rank(world.node("d"), 1, SIZES, born=1)
-    newcomer.client.send(Assemble(1, 4, pieces_for_rank_1(nodes)))
+    newcomer.client.send(Assemble(1, 4, pieces_for_rank_1(nodes), 1))
     assert "cannot be reached" in newcomer.hear(AssembleFailed).reason
 
 
@@ -496,6 +496,6 @@ def test_a_bit_flipped_while_fetching_is_fetched_again(world: World) -> None:
     proxy = world.proxy(nodes[0], flips_back=[CHUNK_NBYTES])
     pieces = pieces_for_rank_1(nodes)
     pieces[1] = Piece(proxy.address, 0, False, [SHARED], False)
-    newcomer.client.send(Assemble(1, 4, pieces))
+    newcomer.client.send(Assemble(1, 4, pieces, 1))
     assert newcomer.hear(Assembled).step == 4
     assert spare.own(1, 4) == ranks[1].manifest(4)

@@ -15,11 +15,14 @@ from replicators import Node, Rank, World, world_in
 from deadpool_runtime.protocol import Piece
 from deadpool_runtime.replication.manifest import CHUNK_NBYTES, Manifest
 from deadpool_runtime.replication.messages import Assemble, Assembled, Confirmed, SnapshotSealed
+from deadpool_runtime.replication.slotting import SLOTS
 
 Ranks = tuple[int, ...]
 SIZES = (2 * CHUNK_NBYTES + 1000, 5000)
 SHARED = (0, 1)
 STEP = 4
+#: Where it lies.
+SLOT = STEP % SLOTS
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def restored(world: World, node: Node, number: int, source: Node) -> Rank:
             Piece(source.address, 1, True, [(1,)], True),
             Piece(source.address, 0, True, [SHARED], False),
         ]
-    rank.client.send(Assemble(1, STEP, pieces))
+    rank.client.send(Assemble(1, STEP, pieces, SLOT))
     assert rank.hear(Assembled) == Assembled(1, STEP)
     return rank
 
@@ -64,7 +67,7 @@ def test_a_rank_that_is_restored_early_takes_nothing_from_the_others(world: Worl
     # No chunk of step 4 gets through: the replica that is there must do.
     proxy = world.proxy(b, stall_at=1000)
     early.protect(proxy.address, epoch=1, restoring=True)
-    early.client.send(SnapshotSealed(manifest))
+    early.client.send(SnapshotSealed(manifest, SLOT))
     assert early.hear(Confirmed) == Confirmed(1, STEP)
     late = restored(world, d, 1, b)
     assert d.own(1, STEP) == late.manifest(STEP)
@@ -79,15 +82,16 @@ def test_a_replica_that_lacks_something_is_replaced_when_all_are_restored(world:
     c, d = world.node("c"), world.node("d")
     early = restored(world, c, 1, b)
     early.protect(b, epoch=1, restoring=True)
-    early.client.send(SnapshotSealed(early.manifest(STEP)))
+    early.client.send(SnapshotSealed(early.manifest(STEP), SLOT))
     other = restored(world, d, 0, b)
     other.protect(b, epoch=1, restoring=True)
-    other.client.send(SnapshotSealed(manifest))
+    other.client.send(SnapshotSealed(manifest, SLOT))
     assert other.hear(Confirmed) == Confirmed(1, STEP)
     assert early.heard.empty()
     assert restored(world, world.node("e"), 1, b)
     early.protect(b, epoch=1)
     assert early.hear(Confirmed) == Confirmed(1, STEP)
     late = world.rank(world.node("f"), 1, SIZES, born=2, ranks=[SHARED, (1,)])
-    late.client.send(Assemble(1, STEP, [Piece(b.address, 1, True, [SHARED, (1,)], True)]))
+    pieces = [Piece(b.address, 1, True, [SHARED, (1,)], True)]
+    late.client.send(Assemble(1, STEP, pieces, SLOT))
     assert late.hear(Assembled) == Assembled(1, STEP)

@@ -1,8 +1,9 @@
 """Runs on every node before training and prints one line about it: ``python -m
-deadpool_launch.preflight_probe``.
+deadpool_launch.preflight.probe``.
 
-It looks at what the ranks will need (Python, packages, the directories that all nodes share, shared
-memory, clock) without importing torch, so that it ends in well under a second.
+It looks at what the ranks will need (Python, packages, the directories that all nodes share,
+memory, clock) without importing torch, so that it ends in well under a second unless it is to call
+other nodes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import sys
@@ -22,41 +24,48 @@ from typing import Any
 
 import msgspec
 
+from deadpool_launch import channel
 from deadpool_launch.policy.admission import log_name, reason_to_refuse
+from deadpool_launch.preflight.calls import call
+from deadpool_launch.preflight.facts import NOT_SHARED, PREFIX, ProbeTask
 from deadpool_launch.version import deadpool_version, installed_version
 from deadpool_runtime.protocol import AdmissionCheck
+from deadpool_runtime.replication.memory import free_memory
 
-#: Marks the probe's line among what else a node may print.
-PREFIX = "deadpool-probe "
-#: Said of a directory in which the launcher's file is not seen.
-NOT_SHARED = "is not the one that the launcher's node has"
 #: How long a new file may take to be seen on another node (network file systems cache), in seconds.
 _TOKEN_TIMEOUT_S = 5.0
+#: Packages that bring NCCL, the newest first.
+_NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 
 
-def probe(
-    run_dir: Path,
-    token: str,
-    admission: Sequence[AdmissionCheck] = (),
-    checkpoint_dir: Path | None = None,
-) -> dict[str, Any]:
-    """The facts about this node; values are plain JSON. ``checkpoint_dir``: looked at if there is
-    one.
-    """
+def probe(task: ProbeTask) -> dict[str, Any]:
+    """The facts about this node; values are plain JSON."""
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    return {
+    run_dir = Path(task.run_dir)
+    checkpoint_dir = Path(task.checkpoint_dir) if task.checkpoint_dir else None
+    memory_nbytes, memory_limit = _memory()
+    facts: dict[str, Any] = {
         "node": node,
         "hostname": socket.gethostname(),
         "python": platform.python_version(),
         "deadpool": deadpool_version(),
         "torch": installed_version("torch"),
-        "run_dir": _problem(run_dir, token),
-        "checkpoint_dir": _problem(checkpoint_dir, token) if checkpoint_dir is not None else "",
-        "admission": _refusal(run_dir, node, admission) if admission else "",
+        "mpi4py": installed_version("mpi4py"),
+        "nccl": next(filter(None, map(installed_version, _NCCL)), None),
+        "gpus": _gpus(),
+        "run_dir": _problem(run_dir, task.token),
+        "checkpoint_dir": _problem(checkpoint_dir, task.token) if checkpoint_dir else "",
+        "admission": _refusal(run_dir, node, task.admission) if task.admission else "",
         "shm_free_nbytes": _shm_free(),
+        "memory_nbytes": memory_nbytes,
+        "memory_limit": memory_limit,
         "cpus": len(os.sched_getaffinity(0)),
-        "clock": time.time(),
     }
+    if task.launcher is not None and not facts["run_dir"]:
+        secret = channel.read_secret(run_dir)
+        facts["calls"] = asyncio.run(call(node, task.launcher, secret))
+    # Last, as the launcher compares it with the time at which it has the answer.
+    return {**facts, "clock": time.time()}
 
 
 def token_path(directory: Path, token: str) -> Path:
@@ -103,14 +112,27 @@ def _shm_free() -> int:
         return 0
 
 
+def _memory() -> tuple[int | None, str]:
+    """What copies of the state may take, and what it is that limits them."""
+    try:
+        return free_memory()
+    except OSError as error:
+        return None, str(error)
+
+
+def _gpus() -> int:
+    """NVIDIA's, by their devices: no library is loaded for it."""
+    try:
+        names = os.listdir("/dev")
+    except OSError:
+        return 0
+    return sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names)
+
+
 def main() -> None:
-    """Print the line. Arguments: run directory, token, the admission checks as JSON, and the
-    directory for durable checkpoints if there is one.
-    """
-    run_dir, token, checks, *rest = sys.argv[1:]
-    admission = msgspec.json.decode(checks, type=list[AdmissionCheck])
-    checkpoint_dir = Path(rest[0]) if rest else None
-    print(PREFIX + json.dumps(probe(Path(run_dir), token, admission, checkpoint_dir)), flush=True)
+    """Print the line. The argument is the ``ProbeTask`` as JSON."""
+    task = msgspec.json.decode(sys.argv[1], type=ProbeTask)
+    print(PREFIX + json.dumps(probe(task)), flush=True)
 
 
 if __name__ == "__main__":

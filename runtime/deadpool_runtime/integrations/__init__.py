@@ -1,0 +1,1 @@
+"""Adapters for frameworks that own the training loop; each an optional extra."""
