@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument("output")
     parser.add_argument("--die", default="", metavar="RANK:PLACE:STEP")
     parser.add_argument("--manual", action="store_true")
+    parser.add_argument("--samples", type=int, default=43)
     args = parser.parse_args()
     lightning.seed_everything(3 + RANK)
     hooks = Hooks()
@@ -123,7 +124,7 @@ def main() -> None:
     module = Module(args.die, args.manual)
     trainer.fit(
         module,
-        DataLoader(Numbered(43, seed=1), batch_size=2, shuffle=True),
+        DataLoader(Numbered(args.samples, seed=1), batch_size=2, shuffle=True),
         DataLoader(Numbered(10, seed=2), batch_size=4),
     )
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}

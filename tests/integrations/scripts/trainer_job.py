@@ -98,10 +98,11 @@ def main() -> None:
     parser.add_argument("output")
     parser.add_argument("--die", default="", metavar="RANK:PLACE:STEP")
     parser.add_argument("--iterable", action="store_true")
+    parser.add_argument("--samples", type=int, default=43)
     parser.add_argument("--language-model", action="store_true")
     args = parser.parse_args()
     data = Texts if args.language_model else Numbered
-    train: Any = data(43, seed=1)
+    train: Any = data(args.samples, seed=1)
     if args.iterable:
         train = torch.utils.data.ChainDataset([])
     samples = Samples()
