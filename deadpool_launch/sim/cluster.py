@@ -118,11 +118,19 @@ class Cluster:
         return self.arenas.newest_whole(living, state.history, refused, present)
 
     def resumed(self, process: Process, epoch: int) -> None:
-        """A rank goes on in this epoch; the first one to do so shows what all have."""
-        if self._going_on.get(epoch) is None:
+        """A rank goes on in this epoch; the first one to do so shows what all have.
+
+        One that others have replaced, as on a node that thaws, shows nothing.
+        """
+        if self.current[process.rank] is process and epoch not in self._going_on:
             self._going_on[epoch] = process.rank
-            there = [r for r in range(self.config.world_size) if r not in process.aside]
-            self.promises.resumed({r: self.current[r].state for r in there})
+            states = {
+                rank: each.state
+                for rank, each in self.current.items()
+                # One that died just now may have a successor, which has no part in this epoch.
+                if rank not in process.aside and each.born <= epoch
+            }
+            self.promises.resumed(states, shrunk=bool(process.aside))
 
     def spoilt(self, rank: int, state: State) -> State:
         """The state with a wrong value wherever another rank would show it."""

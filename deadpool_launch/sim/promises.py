@@ -84,6 +84,7 @@ class Promises:
         #: from before an incident are forgotten when it closes.
         self._unheld_until = -CONFIRM_S
         self._struck_bare: list[float] = []
+        self._ever_struck_bare = False
         self._opened_at = 0.0
 
     def hit(self, fault: Fault, node: str) -> None:
@@ -95,6 +96,7 @@ class Promises:
         recently = now <= self._unheld_until + CONFIRM_S
         if recently or _has_unheld(self._cluster.launcher.state):
             self._struck_bare.append(now)
+            self._ever_struck_bare = True
         self.touched.add(node)
         if fault.kind in NODE_KINDS:
             self.hurt_nodes.add(node)
@@ -121,11 +123,11 @@ class Promises:
         self.common_step, self.common = state.step, state.lineage
         self._cluster.disk.common = state.lineage
 
-    def resumed(self, states: Mapping[int, State]) -> None:
-        """All ranks that take part go on from these states."""
+    def resumed(self, states: Mapping[int, State], *, shrunk: bool) -> None:
+        """All ranks that take part go on from these states. ``shrunk``: others are set aside."""
         if len({state.lineage for state in states.values()}) != 1:
             raise PromiseBroken("ranks resume from states of different pasts")
-        self._shrunk |= len(states) < self._cluster.config.world_size
+        self._shrunk |= shrunk
         for rank, state in states.items():
             if not self._shrunk and not state.equals(
                 self._cluster.layout.expected(rank, state.step)
@@ -247,7 +249,10 @@ class Promises:
             case ExitCode.OK:
                 self._trained()
             case ExitCode.SCRIPT_FAILED:
-                self._require(finish, bool(kinds & SCRIPT_KINDS), "the script did not fail")
+                # Connections that break again in the same step are taken for the script's doing.
+                twice = sum(fault.kind is FaultKind.LINK for fault in self.struck) > 1
+                failed = twice or bool(kinds & SCRIPT_KINDS)
+                self._require(finish, failed, "the script did not fail")
             case ExitCode.NO_SPARE:
                 spares = len(before.config.spares) + len(before.config.extras)
                 hurt = len(self.hurt_nodes | self.unwanted)
@@ -306,7 +311,7 @@ class Promises:
             return
         if before.steps_over or any(rank.steps_ended for rank in before.present()):
             return  # ranks that have left their steps cannot be unwound
-        if self._struck_bare or not all(before.holders.get(r.rank) for r in before.present()):
+        if self._ever_struck_bare or not all(before.holders.get(r.rank) for r in before.present()):
             return  # no other node was up that could hold a replica, and people were told so
         if fault.kind is FaultKind.SLOW and "give --collective-timeout" in finish.reason:
             return  # its steps take longer than the user said that any does

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import local_run
 import pytest
-from local_run import explain, final_state, records, wait
+from local_run import explain, final_state, launcher_of, records, wait
 
 STEPS = 20
 SIZE = ("--nodes", 2, "--nproc-per-node", 2, "--agent-start-timeout", 300)
@@ -23,11 +23,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str,
     done = local_run.run(run_dir, *SIZE, "--", "--steps", STEPS)
     assert done.returncode == 0, explain(done, run_dir)
     return final_state(run_dir)
-
-
-def launcher_of(run_dir: Path) -> int:
-    """The process id of the newest launcher."""
-    return int([*records(run_dir, "job"), *records(run_dir, "launcher")][-1]["pid"])
 
 
 def said(run_dir: Path) -> str:

@@ -28,8 +28,13 @@ def test_every_fourth_node_is_lost_at_once_and_that_is_one_incident(tmp_path: Pa
         wait("both spares are warm", lambda: warm(run_dir) >= set(SPARES))
         wait("the step", (run_dir / f"hold-0-{STRUCK}").exists)
         agents = [local_run.agent_of(launcher.pid, node).pid for node in LOST]
+        # The launcher sleeps meanwhile, so that it sees all losses in one instant.
+        leader = local_run.launcher_of(run_dir)
+        os.kill(leader, signal.SIGSTOP)
         for pid in agents:
             os.kill(pid, signal.SIGKILL)
+        wait("all are gone", lambda: not any(map(local_run.alive, agents)))
+        os.kill(leader, signal.SIGCONT)
         (run_dir / f"release-0-{STRUCK}").touch()
         said, _ = launcher.communicate(timeout=2 * local_run.LONG_S)
     assert launcher.returncode == 0, said

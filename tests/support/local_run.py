@@ -91,6 +91,11 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
+def launcher_of(run_dir: Path) -> int:
+    """The process id of the newest launcher."""
+    return int([*records(run_dir, "job"), *records(run_dir, "launcher")][-1]["pid"])
+
+
 def agent_of(pid: int, node: str) -> psutil.Process:
     """The agent of a node, which is a descendant of the launcher ``pid``."""
     for child in family(pid):
