@@ -18,7 +18,8 @@ from deadpool_launch.errors import DeadpoolError, UsageError
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.journal import JOURNAL_NAME, read
 from deadpool_runtime import protocol
-from deadpool_slurm.client import CommandLineClient, SlurmError
+from deadpool_slurm import access
+from deadpool_slurm.client import SlurmError
 
 #: Where run directories are unless they are named.
 RUNS = "deadpool-runs"
@@ -90,7 +91,7 @@ def _newest(folder: Path, job_id: str) -> Path | None:
 def slurm_work_dir(job_id: str) -> Path | None:
     """Where Slurm's job was submitted; None if Slurm does not say."""
     try:
-        facts = CommandLineClient(os.environ).job(job_id)
+        facts = access.client(os.environ).job(job_id)
     except SlurmError:
         return None
     return Path(facts.work_dir) if facts.work_dir else None

@@ -13,7 +13,7 @@ from deadpool_launch.errors import StartFailed
 from deadpool_launch.movers import StepHandle
 from deadpool_launch.sites.model import SiteConfig
 from deadpool_slurm import environ, parse, srun
-from deadpool_slurm.client import SlurmClient, SlurmError
+from deadpool_slurm.client import EndStep, SlurmClient, SlurmError
 
 
 class SlurmMovers:
@@ -82,4 +82,4 @@ class SlurmMovers:
     async def end_left(self, argv: Sequence[str], name: str) -> None:
         """End the step of that name."""
         with contextlib.suppress(SlurmError):
-            await asyncio.to_thread(self._client.end_step, self._job_id, name, "KILL")
+            await asyncio.to_thread(self._client.do, EndStep(self._job_id, name, "KILL"))

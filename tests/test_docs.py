@@ -29,7 +29,7 @@ from doc_pages import (
 
 from deadpool_launch import cli, main_cli, rehearse
 from deadpool_launch.exits import ExitCode, PreflightCode
-from deadpool_slurm import parse
+from deadpool_slurm import submission
 
 ROOT = Path(__file__).parents[1]
 PAGES = pages()
@@ -224,11 +224,11 @@ def test_jobs_can_be_submitted(
         code = cli.run(["--print-script", *words])
         script, wrong = capsys.readouterr()
         assert code == ExitCode.OK, f"{command.where}: {wrong}"
-        options = parse.sbatch_options(script)
+        options = submission.sbatch_options(script)
         active, spares = (int(words[words.index(name) + 1]) for name in ("--nodes", "--spares"))
         assert f"--nodes={active + spares}" in options, command.where
         assert ("--dependency=singleton" in options) == ("--chain" in words), command.where
-        assert parse.asks_no_kill(options), command.where
+        assert submission.asks_no_kill(options), command.where
         assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0, script
 
 
@@ -312,7 +312,7 @@ def test_batch_scripts_are_bash_and_outlive_a_node() -> None:
     ]
     assert len(scripts) >= 3
     for script in scripts:
-        assert parse.asks_no_kill(parse.sbatch_options(script)), script
+        assert submission.asks_no_kill(submission.sbatch_options(script)), script
         assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0, script
 
 

@@ -26,8 +26,7 @@ from deadpool_launch.refusals import Refusals
 from deadpool_launch.succession import release
 from deadpool_launch.succession.rules import Candidacy
 from deadpool_runtime import protocol
-from deadpool_slurm import environ, srun
-from deadpool_slurm.client import CommandLineClient
+from deadpool_slurm import access, environ, srun
 
 #: How often it is looked whether the launcher is back, and whether enough agents have come.
 _LOOK_S = 0.05
@@ -105,7 +104,7 @@ class LogKeeper:
     async def give_back(self) -> None:
         """No launcher was to be had: end the job, if Slurm agrees that there is none."""
         if self._host and "SLURM_JOB_ID" in os.environ:
-            client = CommandLineClient()
+            client = access.client()
             if await release.give_back(client, self.job_id, self._host, self._candidacy.mark[0]):
                 print(f"agent on {self._node}: the job is ended, {self._host} being dead")
 

@@ -1,9 +1,8 @@
 """Nodes that are process trees on this machine: for rehearsals, demonstrations and laptops.
 
-A node is its agent and everything that descends from it. The launcher becomes a *child subreaper*:
-what loses its parent becomes the launcher's child instead of init's, so that no process of a node
-can get out of sight. Besides descent, a variable in the environment says which node a process
-belongs to, since an orphan's descent is gone.
+A node is its agent and everything that descends from it; ``deadpool_slurm.local`` keeps track of
+that. The launcher becomes a *child subreaper*: what loses its parent becomes the launcher's child
+instead of init's.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from deadpool_launch.backends import adopted
-from deadpool_launch.backends.base import AgentHandle, Allocation, Check, Sight, SiteError
+from deadpool_launch.backends.asking import Asking
+from deadpool_launch.backends.base import AgentHandle, Allocation, Check, Sight
 from deadpool_launch.errors import StartFailed, UnsuitableError
 from deadpool_launch.options import LaunchOptions
 from deadpool_launch.policy.admission import log_name, reason_to_refuse
@@ -30,10 +29,8 @@ from deadpool_launch.preflight.facts import Facts
 from deadpool_launch.preflight.own import local_answers
 from deadpool_runtime import parking
 from deadpool_runtime.replication.arena import SHM, arena_path
+from deadpool_slurm.local import KILL_TIMEOUT_S, LocalClient
 
-_NODE_VARIABLE = "DEADPOOL_LOCAL_NODE"
-#: How long the processes of a node may take to be gone after SIGKILL, in seconds.
-_KILL_TIMEOUT_S = 10.0
 _LITTLE_SHM_NBYTES = 256 << 20
 
 
@@ -42,7 +39,7 @@ def local_nodes(count: int) -> tuple[str, ...]:
     return tuple(f"local{number}" for number in range(1, count + 1))
 
 
-class LocalBackend:
+class LocalBackend(Asking):
     """``Backend`` whose nodes ``local1``, ``local2``, … are process trees.
 
     All of them have the machine's /dev/shm; a node that is powered off loses its part of it, as
@@ -52,21 +49,22 @@ class LocalBackend:
     def __init__(self) -> None:
         # Tells this launcher's processes and files from those of another one on the machine.
         self._token = secrets.token_hex(4)
-        self._job_id = self._token
-        #: Whose descendants the nodes are: this process, or with agents of a launcher that ended
-        #: its parent, which adopted them.
-        self._root = os.getpid()
+        self.client: LocalClient = LocalClient(self._token)
         self._agents: dict[str, list[LocalAgent]] = {}
-        #: Processes ever seen on a node, by process id; the time of creation guards against reuse.
-        self._seen: dict[int, tuple[str, float]] = {}
+
+    @property
+    def job_id(self) -> str:
+        """The job's."""
+        return self.client.job_id
 
     def discover(self, options: LaunchOptions) -> Allocation:
         """As many nodes as the options ask for."""
         count = (options.nodes or 1) + options.spares
-        self._job_id = f"{Path(options.run_dir).name}.{self._token}"
+        nodes = local_nodes(count)
+        self.client.begin_job(f"{Path(options.run_dir).name}.{self._token}", nodes)
         return Allocation(
-            job_id=self._job_id,
-            nodes=local_nodes(count),
+            job_id=self.job_id,
+            nodes=nodes,
             batch_host=None,
             launcher_host="127.0.0.1",
             env={"GLOO_SOCKET_IFNAME": "lo"},
@@ -74,16 +72,12 @@ class LocalBackend:
 
     def restore(self, allocation: Allocation, term: int) -> None:
         """The job and its mark on processes are what they were."""
-        self._job_id = allocation.job_id
-        self._token = allocation.job_id.rpartition(".")[2]
-        self._root = os.getppid()
+        self.client.take_over(allocation.job_id, allocation.nodes)
 
     def adopt(self, node: str, saved: Mapping[str, Any]) -> AgentHandle:
         """The agent is a child of this process's parent now."""
         process = adopted.AdoptedProcess(saved["pid"], saved["created"])
-        agent = LocalAgent(self, node, process, Path(saved["log"]))
-        self._agents.setdefault(node, []).append(agent)
-        return agent
+        return self._watch(LocalAgent(self, node, process, Path(saved["log"])))
 
     async def examine(self, options: LaunchOptions, *, thorough: bool = False) -> Facts:
         """What is to be known of this machine, which all nodes are."""
@@ -134,9 +128,7 @@ class LocalBackend:
                 )
         except OSError as error:
             raise StartFailed(f"the agent of {node} cannot be started: {error}") from error
-        agent = LocalAgent(self, node, process, log_path)
-        self._agents.setdefault(node, []).append(agent)
-        return agent
+        return self._watch(LocalAgent(self, node, process, log_path))
 
     def agent_command(self, node: str, argv: Sequence[str], log_path: Path) -> list[str]:
         """The agent's own command line; its output goes to ``log_path``."""
@@ -150,47 +142,40 @@ class LocalBackend:
         """Nobody but the launcher watches these nodes."""
         return None
 
-    def requeue(self) -> None:
-        """There is no queue."""
-        raise SiteError("there is no queue with --site local")
-
-    def cancel_waiting(self, name: str) -> None:
-        """There is no queue."""
-
-    def comment(self, text: str) -> None:
-        """There is no place for it."""
-
     def leave(self) -> None:
         """Let what was started go on."""
         self._agents.clear()
 
     async def close(self) -> None:
         """Kill every process of every node."""
-        await asyncio.gather(*(self.power_off(node) for node in self._agents))
+        await asyncio.gather(*(self.end(node) for node in self._agents))
+
+    async def end(self, node: str) -> None:
+        """Kill every process of the node; return when all are gone (or after a deadline), and its
+        arena with them.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + KILL_TIMEOUT_S
+        while self.client.strike(node) and loop.time() <= deadline:
+            await asyncio.sleep(0.01)
+        for path in SHM.glob(arena_path(self.job_id, node, 0).name[:-1] + "*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def variables_of(self, node: str) -> dict[str, str]:
+        """What marks a process as belonging to the node."""
+        return self.client.variables_of(node)
+
+    def _watch(self, agent: LocalAgent) -> LocalAgent:
+        self._agents.setdefault(agent.node, []).append(agent)
+        self.client.begin_step(agent.node, agent.pid)
+        return agent
 
     # ------------------------------------------------------------ faults
 
     async def power_off(self, node: str) -> None:
-        """Kill every process of the node; return when all are gone (or after a deadline), and its
-        arena with them.
-        """
-        await self._kill_all(node)
-        for path in SHM.glob(arena_path(self._job_id, node, 0).name[:-1] + "*"):
-            shutil.rmtree(path, ignore_errors=True)
-
-    async def _kill_all(self, node: str) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _KILL_TIMEOUT_S
-        # Stopped first, so that none sees another one die and reports it. New ones may have been
-        # forked between the look and the kill: look again until there are none.
-        while processes := self.processes(node):
-            for number in (signal.SIGSTOP, signal.SIGKILL):
-                _signal(processes, number)
-            self._reap(node)
-            if loop.time() > deadline:
-                return
-            await asyncio.sleep(0.01)
-        self._reap(node)
+        """The node and all that runs on it are gone."""
+        self.client.switch_off(node)
+        await self.end(node)
 
     def vanish(self, node: str) -> None:
         """Silence the node: its connections stay open, nothing answers; ``power_off`` ends it."""
@@ -198,64 +183,11 @@ class LocalBackend:
 
     def freeze(self, node: str) -> None:
         """Stop every process of the node."""
-        stopped: set[int] = set()
-        # Until a look finds no new one: what is stopped cannot fork.
-        while new := [found for found in self.processes(node) if found.pid not in stopped]:
-            _signal(new, signal.SIGSTOP)
-            stopped |= {found.pid for found in new}
+        self.client.freeze(node)
 
     def processes(self, node: str) -> list[psutil.Process]:
         """The living processes of the node, its agents first."""
-        agents = {agent.pid for agent in self._agents.get(node, [])}
-        found: list[psutil.Process] = []
-        for process in psutil.Process(self._root).children(recursive=True):
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if self._node_of(process) == node and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return sorted(found, key=lambda process: process.pid not in agents)
-
-    def _node_of(self, process: psutil.Process) -> str | None:
-        """The node of a process: by earlier sight, its agent, its variable, session or parent."""
-        created = process.create_time()
-        seen = self._seen.get(process.pid)
-        if seen is not None and seen[1] == created:
-            return seen[0]
-        node = self._node_of_agent(process.pid) or self._node_of_variable(process)
-        if node is None:
-            node = self._node_of_agent(os.getsid(process.pid))
-        if node is None:
-            parent = process.parent()
-            if parent is not None and parent.pid not in (os.getpid(), self._root):
-                node = self._node_of(parent)
-        if node is not None:
-            self._seen[process.pid] = (node, created)
-        return node
-
-    def _node_of_agent(self, pid: int) -> str | None:
-        for node, agents in self._agents.items():
-            if any(agent.pid == pid for agent in agents):
-                return node
-        return None
-
-    def _node_of_variable(self, process: psutil.Process) -> str | None:
-        try:
-            mark = process.environ().get(_NODE_VARIABLE, "")
-        except (psutil.Error, OSError):
-            return None
-        token, _, node = mark.partition(":")
-        return node if token == self._token and node in self._agents else None
-
-    def _reap(self, node: str) -> None:
-        """Collect the exit codes of the node's orphans, which are this process's children now."""
-        agents = {agent.pid for agents in self._agents.values() for agent in agents}
-        for pid, (owner, _) in list(self._seen.items()):
-            if owner == node and pid not in agents:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-
-    def variables_of(self, node: str) -> dict[str, str]:
-        """What marks a process as belonging to the node."""
-        return {_NODE_VARIABLE: f"{self._token}:{node}"}
+        return self.client.processes(node)
 
 
 class LocalAgent:
@@ -269,7 +201,7 @@ class LocalAgent:
         log_path: Path,
     ) -> None:
         self._backend = backend
-        self._node = node
+        self.node = node
         self._process = process
         self._log_path = log_path
 
@@ -289,7 +221,7 @@ class LocalAgent:
                 self._process.terminate()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), grace_s)
-        await self._backend.power_off(self._node)
+        await self._backend.end(self.node)
         await self._process.wait()
 
     def last_words(self) -> str:
@@ -308,12 +240,6 @@ def last_line(path: Path) -> str:
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _signal(processes: Iterable[psutil.Process], number: int) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.send_signal(number)
 
 
 def _run_dir_check(run_dir: Path) -> Check:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deadpool_launch.backends.adopted import AdoptedProcess
+from deadpool_launch.backends.asking import Asking
 from deadpool_launch.backends.base import (
     AgentHandle,
     Allocation,
@@ -27,14 +30,14 @@ from deadpool_launch.backends.base import (
 )
 from deadpool_launch.backends.slurm_orphans import OrphanStep
 from deadpool_launch.backends.slurm_steps import SlurmAgent
-from deadpool_launch.errors import NotInAllocation, StartFailed, UnsuitableError
+from deadpool_launch.errors import NotInAllocation, StartFailed, UnsuitableError, UsageError
 from deadpool_launch.options import NOT_IN_ALLOCATION, LaunchOptions
 from deadpool_launch.preflight import gather, rules, slurm_rules
-from deadpool_launch.preflight.facts import Facts
+from deadpool_launch.preflight.facts import Answers, Facts, SlurmFacts
 from deadpool_launch.sites import interfaces
 from deadpool_launch.sites.model import GENERIC, SiteConfig
-from deadpool_slurm import environ, parse, srun
-from deadpool_slurm.client import CommandLineClient, SlurmClient, SlurmError
+from deadpool_slurm import access, environ, parse, srun, ways
+from deadpool_slurm.client import SlurmClient, SlurmError
 
 #: Run on a node after its agent. An arena whose lock is held belongs to a living agent.
 EPILOG = """\
@@ -53,7 +56,7 @@ def _epilog_path(log_path: Path) -> Path:
     return log_path.with_name("clean-node.sh")
 
 
-class SlurmBackend:
+class SlurmBackend(Asking):
     """``Backend`` on the nodes of the allocation this process runs in."""
 
     def __init__(
@@ -65,14 +68,20 @@ class SlurmBackend:
         #: The environment of the batch script.
         self.variables = os.environ if variables is None else variables
         self._job = environ.read_job(self.variables)
-        #: Slurm's commands; they block, so call them in a thread.
-        self.client: SlurmClient = client or CommandLineClient(self.variables)
+        self._way: ways.Choice | None = None
+        #: Its calls block, so make them in a thread.
+        self.client = client or self._found_client()
         self._site = site
         self._allocation: Allocation | None = None
         self._started = 0
         self._agents: list[SlurmAgent | OrphanStep] = []
         #: Whether processes of launchers before this one are on another host.
         self._abroad = False
+
+    @property
+    def job_id(self) -> str:
+        """The job's."""
+        return self._found().job_id
 
     def discover(self, options: LaunchOptions) -> Allocation:
         """The nodes the job was given; those it has lost since are found by the preflight."""
@@ -128,6 +137,10 @@ class SlurmBackend:
         """
         allocation = self._found()
         assert self._job is not None
+        has_srun = shutil.which("srun", path=self.variables.get("PATH")) is not None
+        without = SlurmFacts(way=self._way, has_srun=has_srun)
+        if slurm_rules.no_access(without):
+            return Facts(nodes=allocation.nodes, slurm=without, answers=Answers())
         slurm = await asyncio.to_thread(
             gather.job_facts,
             self.client,
@@ -136,6 +149,7 @@ class SlurmBackend:
             self._network,
             mpi_too=thorough or options.mpi != "none",
         )
+        slurm = replace(slurm, way=self._way)
         checks = slurm_rules.slurm_checks(allocation.nodes, slurm, options)
         left_out = {check.leave_out for check in checks}
         asked = gather.Asked(
@@ -228,27 +242,6 @@ class SlurmBackend:
             end.timestamp() if end is not None else None,
         )
 
-    def requeue(self) -> None:
-        """``scontrol requeue``; the batch script is killed by it."""
-        try:
-            self.client.requeue(self._found().job_id)
-        except SlurmError as error:
-            raise SiteError(str(error)) from error
-
-    def cancel_waiting(self, name: str) -> None:
-        """``scancel`` of the user's jobs of this name that have not begun."""
-        try:
-            self.client.cancel_waiting(name)
-        except SlurmError as error:
-            raise SiteError(str(error)) from error
-
-    def comment(self, text: str) -> None:
-        """The job's ``Comment``, as ``squeue -o %k`` shows it."""
-        try:
-            self.client.comment(self._found().job_id, text)
-        except SlurmError as error:
-            raise SiteError(str(error)) from error
-
     def leave(self) -> None:
         """Let what was started go on."""
         self._agents.clear()
@@ -284,6 +277,13 @@ class SlurmBackend:
         fresh.write_text(EPILOG.format(job_id=self._found().job_id))
         fresh.chmod(0o700)
         fresh.rename(path)
+
+    def _found_client(self) -> SlurmClient:
+        try:
+            found, self._way = access.find(self.variables)
+        except ways.BadAccess as error:
+            raise UsageError(str(error)) from error
+        return found
 
     def _found(self) -> Allocation:
         assert self._allocation is not None, "discover comes first"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from deadpool_slurm.client import SlurmClient, SlurmError
+from deadpool_slurm.client import EndStep, SlurmClient, SlurmError
 
 #: Slurm's time to end a step after SIGKILL, as for one's own.
 _KILL_TIMEOUT_S = 5.0
@@ -45,13 +45,12 @@ class OrphanStep:
 
     async def _signal(self, signal: str, within_s: float) -> bool:
         """Whether Slurm lists the step no more within that time."""
+        change = EndStep(self._job_id, self._step_name, signal)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while True:
                     with contextlib.suppress(SlurmError):
-                        if not await asyncio.to_thread(
-                            self._client.end_step, self._job_id, self._step_name, signal
-                        ):
+                        if not await asyncio.to_thread(self._client.do, change):
                             return True
                     await asyncio.sleep(_LIST_AGAIN_S)
         return False

@@ -15,7 +15,7 @@ from deadpool_launch.backends import adopted
 from deadpool_launch.preflight.node_rules import read_probe
 from deadpool_launch.sites.model import SiteConfig
 from deadpool_slurm import environ, parse, srun
-from deadpool_slurm.client import SlurmClient, SlurmError
+from deadpool_slurm.client import EndStep, KeepNodes, SlurmClient, SlurmError
 
 #: How long Slurm may take to end a step after SIGKILL, and our own commands after their work, in
 #: seconds; then only ``srun`` is killed.
@@ -92,11 +92,10 @@ class SlurmAgent:
 
     async def _scancel(self, signal: str) -> None:
         """Signal the step; again while Slurm does not list it, as ``srun`` may be making it."""
+        change = EndStep(self._job_id, self._step_name, signal)
         while True:
             with contextlib.suppress(SlurmError):
-                if await asyncio.to_thread(
-                    self._client.end_step, self._job_id, self._step_name, signal
-                ):
+                if await asyncio.to_thread(self._client.do, change):
                     return
             if self._process.returncode is not None:
                 return
@@ -157,20 +156,9 @@ class NodeProbe:
                 )
 
     async def _give_back(self, keep: Sequence[str], bad: Sequence[str]) -> None:
-        process = await asyncio.create_subprocess_exec(
-            *srun.keep_nodes(self._job_id, parse.fold_nodes(keep)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=environ.for_srun(self._variables, self._job_id),
-        )
-        try:
-            async with asyncio.timeout(_KILL_TIMEOUT_S):
-                if await process.wait() == 0:
-                    self.given_up = tuple(bad)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        with contextlib.suppress(SlurmError):
+            await asyncio.to_thread(self._client.do, KeepNodes(self._job_id, tuple(keep)))
+            self.given_up = tuple(bad)
 
     async def _ask_once(self, nodes: Sequence[str], deadline: float, immediate_s: int) -> list[str]:
         """Run one step; returns what ``srun`` said besides the nodes' answers."""

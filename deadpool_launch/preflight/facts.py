@@ -10,7 +10,7 @@ import msgspec
 
 from deadpool_launch.backends.base import Check
 from deadpool_runtime.protocol import Address, AdmissionCheck
-from deadpool_slurm import parse
+from deadpool_slurm import parse, ways
 
 #: Marks the probe's line among what else a node may print.
 PREFIX = "deadpool-probe "
@@ -40,6 +40,9 @@ class Directories:
 class SlurmFacts:
     """What Slurm says of itself and, inside of one, of the job."""
 
+    #: How Slurm is asked; None if nobody had to choose.
+    way: ways.Choice | None = None
+    has_srun: bool = True
     #: ``scontrol show config``; None if it cannot be read, and then why.
     config: Mapping[str, str] | None = None
     config_problem: str = ""

@@ -25,7 +25,8 @@ from deadpool_launch.preflight.own import share, unshare
 from deadpool_launch.preflight.probe import probe
 from deadpool_launch.sites.model import SiteConfig
 from deadpool_slurm import environ, mpi
-from deadpool_slurm.client import COMMAND_TIMEOUT_S, SlurmClient, SlurmError
+from deadpool_slurm.client import CALL_TIMEOUT_S, SlurmClient, SlurmError
+from deadpool_slurm.submission import SubmitText
 
 
 def cluster_facts(
@@ -50,22 +51,22 @@ def job_facts(
 ) -> SlurmFacts:
     """What Slurm says of the cluster and the job. Blocks."""
     facts = cluster_facts(client, variables, network, mpi_too=mpi_too)
-    submission = client.submission(job.job_id)
-    evidence = None
-    if submission.asks_no_kill():
-        evidence = "--no-kill was given at submission"
-    elif job.no_kill_variable:
-        evidence = "SBATCH_NO_KILL is set"
     found, nodes, problem = None, {}, ""
     try:
-        found = client.job(job.job_id)
+        found = client.job(job.job_id, submission=True)
         nodes = client.nodes(found.nodes)
     except SlurmError as error:
         problem = str(error)
+    submission = SubmitText(None, None, problem) if found is None else found.submission
+    evidence = None
+    if submission is not None and submission.asks_no_kill():
+        evidence = "--no-kill was given at submission"
+    elif job.no_kill_variable:
+        evidence = "SBATCH_NO_KILL is set"
     return replace(
         facts,
         no_kill=evidence,
-        submission_problem=submission.problem,
+        submission_problem=submission.problem if submission is not None else "",
         job=found,
         nodes=nodes,
         job_problem=problem,
@@ -81,7 +82,7 @@ def mpi_kinds(variables: Mapping[str, str]) -> tuple[str, ...] | None:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env=environ.for_srun(variables),
-            timeout=COMMAND_TIMEOUT_S,
+            timeout=CALL_TIMEOUT_S,
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -35,6 +35,8 @@ def result_of(check: Check) -> Result:
 def at_start(nodes: Sequence[str], options: LaunchOptions, facts: Facts) -> list[Check]:
     """What a launcher in the job ``nodes`` must know, of what costs one short step."""
     slurm, answers = facts.slurm or SlurmFacts(), facts.answers or Answers()
+    if without := slurm_rules.no_access(slurm):
+        return without
     checks = [
         *slurm_rules.slurm_checks(nodes, slurm, options),
         *answers.problems,
@@ -62,6 +64,8 @@ def table(
     """A row for everything that was looked at, also where all is well."""
     checks: list[Check] = []
     if facts.slurm is not None:
+        if without := slurm_rules.no_access(facts.slurm):
+            return without
         checks += _slurm_rows(options, facts)
     if facts.answers is None:
         checks += [Check(name, None, _OUTSIDE[name], RUN_INSIDE, unknown=True) for name in _OUTSIDE]
@@ -135,7 +139,7 @@ def _slurm_rows(options: LaunchOptions, facts: Facts) -> list[Check]:
 
 
 _SLURM_ORDER = (
-    *("Slurm version", "stepmgr", "--no-kill", "KillOnBadExit", "SlurmdTimeout"),
+    *("Slurm access", "Slurm version", "stepmgr", "--no-kill", "KillOnBadExit", "SlurmdTimeout"),
     *("ReturnToService", "network", "MPI kind", "srun", "requeue", "node state"),
 )
 

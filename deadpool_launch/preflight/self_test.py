@@ -21,7 +21,7 @@ from deadpool_launch.errors import UnsuitableError, UsageError
 from deadpool_launch.options import LaunchOptions
 from deadpool_launch.rehearsal_run import Interrupts, Outcome, run_once
 from deadpool_launch.view import IncidentView, RunView
-from deadpool_slurm.client import SlurmClient, SlurmError
+from deadpool_slurm.client import EndStep, SlurmClient, SlurmError
 
 #: Active nodes of the small job; it has one spare.
 MOST_ACTIVE = 2
@@ -52,13 +52,13 @@ class Slurm:
         own = re.compile(rf"deadpool-{re.escape(node)}-\d+")
         for name in self.steps():
             if own.fullmatch(name):
-                self.client.end_step(self.job_id, name, "KILL")
+                self.client.do(EndStep(self.job_id, name, "KILL"))
 
     def end_all(self) -> None:
         """After a launcher that was killed."""
         with contextlib.suppress(SlurmError):
             for name in self.steps():
-                self.client.end_step(self.job_id, name, "KILL")
+                self.client.do(EndStep(self.job_id, name, "KILL"))
 
 
 def active_nodes(usable: int, *, site: str) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from deadpool_launch.backends.base import Check
 from deadpool_launch.options import LaunchOptions
 from deadpool_launch.preflight.facts import SlurmFacts
-from deadpool_slurm import parse, versions
+from deadpool_slurm import parse, versions, ways
 
 #: What ``srun --network`` takes only where the cluster's configuration allows it.
 _NETWORK_WORDS = ("job_vni", "single_node_vni")
@@ -24,6 +24,32 @@ NO_KILL_REMEDY = (
     "add the line '#SBATCH --no-kill' to the batch script and submit it again "
     "(if it was given on the sbatch or salloc command line: --assume-no-kill)"
 )
+_SLURM_REMEDY = (
+    "make Slurm's commands, its configuration and munge's socket available where the launcher runs "
+    "(in a container: bind them)"
+)
+
+
+def access_checks(way: ways.Choice | None, *, srun: bool) -> list[Check]:
+    """Whether Slurm can be asked from here and steps be started, and how."""
+    checks: list[Check] = []
+    if not srun:
+        text = "srun is not on the PATH, and every agent is started with it"
+        checks.append(Check("Slurm access", False, text, _SLURM_REMEDY))
+    if way is None:
+        return checks
+    if way.missing:
+        text = f"Slurm cannot be asked: {way.missing}"
+        remedy = f"{_SLURM_REMEDY}, or install deadpool-launch[pyslurm] for this Slurm"
+        return [*checks, Check("Slurm access", False, text, remedy)]
+    what = "its commands" if way.way == ways.COMMANDS else "pyslurm"
+    return [*checks, Check("Slurm access", True, f"Slurm is asked by {what}, as {way.reason}")]
+
+
+def no_access(slurm: SlurmFacts) -> list[Check]:
+    """How Slurm can be asked, if it cannot; nothing else is worth a look then."""
+    checks = access_checks(slurm.way, srun=slurm.has_srun)
+    return checks if any(check.ok is False for check in checks) else []
 
 
 def no_kill_check(evidence: str | None, assumed: bool, problem: str = "") -> Check:
@@ -264,6 +290,7 @@ def mpi_kind(asked: str, of_the_site: Sequence[str], listed: Sequence[str] | Non
 def slurm_checks(nodes: Sequence[str], slurm: SlurmFacts, options: LaunchOptions) -> list[Check]:
     """Everything that speaks against a start, or for it, of what Slurm says of job and cluster."""
     checks = [
+        *access_checks(slurm.way, srun=slurm.has_srun),
         no_kill_check(slurm.no_kill, options.assume_no_kill, slurm.submission_problem),
         *srun_checks(len(nodes), options),
         *config_checks(slurm, options),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 
-from deadpool_slurm.client import SlurmClient, SlurmError
+from deadpool_slurm.client import EndJob, SlurmClient, SlurmError
 from deadpool_slurm.parse import Health
 
 _POLL_S = 10.0
@@ -45,7 +45,7 @@ async def give_back(
                 return False
             node = (await asyncio.to_thread(client.nodes, [host])).get(host)
             if node is not None and node.health is Health.DEAD:
-                await asyncio.to_thread(client.end_job, job_id)
+                await asyncio.to_thread(client.do, EndJob(job_id))
                 return True
         except SlurmError:
             pass

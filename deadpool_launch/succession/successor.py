@@ -32,7 +32,8 @@ from deadpool_launch.driver import Given, job_driver, requeue, to_the_end
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.journal import Journal
 from deadpool_launch.succession import result
-from deadpool_slurm.client import CommandLineClient, SlurmError
+from deadpool_slurm import access
+from deadpool_slurm.client import Comment, EndJob, SlurmError
 
 #: Time that a batch script which lives after all has to end the job itself, with its exit code.
 _BATCH_SCRIPT_S = 10.0
@@ -102,17 +103,17 @@ def _variables(own: Mapping[str, str], of_the_job: Mapping[str, str]) -> dict[st
 
 async def _end_job(job_id: str, run_dir: Path) -> None:
     """Give the allocation back; again and again, as Slurm may be away."""
-    client = CommandLineClient()
+    client = access.client()
     ended = result.recorded(run_dir)
     if ended is not None:
         said = f"deadpool: {ended.verdict} (exit code {ended.exit_code}): {ended.reason}"
         with contextlib.suppress(SlurmError):
-            await asyncio.to_thread(client.comment, job_id, said)
+            await asyncio.to_thread(client.do, Comment(job_id, said))
     if result.somebody_waits(run_dir):
         await asyncio.sleep(_BATCH_SCRIPT_S)
     for _ in range(_TRIES):
         try:
-            await asyncio.to_thread(client.end_job, job_id)
+            await asyncio.to_thread(client.do, EndJob(job_id))
             return
         except SlurmError as error:
             click.echo(f"the job cannot be ended: {error}", err=True)

@@ -8,8 +8,8 @@ read. Lists of nodes are ClusterShell's.
 
 from __future__ import annotations
 
+import json
 import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +20,8 @@ from ClusterShell.NodeSet import (
     NodeSet,
     NodeSetException,
 )
+
+from deadpool_slurm.submission import SubmitText
 
 #: A list of more nodes is not Slurm's, which has 64,000 at most.
 MOST_NODES = 1 << 17
@@ -71,45 +73,6 @@ _KEY = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_/:]*)=")
 _OUTER_COMMA = re.compile(r",(?![^\[]*\])")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
-#: ``--no-kill`` and the abbreviations that getopt takes for it.
-_NO_KILL = re.compile(r"--no-k(i(ll?)?)?")
-#: Options of ``sbatch`` that take no value as a word of its own.
-_FLAGS = frozenset(
-    {
-        "-H",
-        "--hold",
-        "-h",
-        "--help",
-        "-I",
-        "--immediate",
-        "-k",
-        "--no-kill",
-        "-O",
-        "--overcommit",
-        "-Q",
-        "--quiet",
-        "-s",
-        "--oversubscribe",
-        "-v",
-        "--verbose",
-        "-W",
-        "--wait",
-        "--contiguous",
-        "--exclusive",
-        "--get-user-env",
-        "--ignore-pbs",
-        "--nice",
-        "--no-requeue",
-        "--parsable",
-        "--propagate",
-        "--reboot",
-        "--requeue",
-        "--spread-job",
-        "--stepmgr",
-        "--test-only",
-        "--use-min-nodes",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +103,10 @@ class JobFacts:
     can_requeue: bool | None = None
     #: The folder it was submitted from.
     work_dir: str | None = None
+    #: What was put on it with ``Comment``.
+    comment: str | None = None
+    #: How it was submitted; ``None`` unless it was asked for.
+    submission: SubmitText | None = None
 
 
 def expand_nodes(nodelist: str) -> tuple[str, ...]:
@@ -253,8 +220,28 @@ def parse_job(text: str) -> JobFacts | None:
                 else _moment(record.get("EndTime")),
                 can_requeue={"1": True, "0": False}.get(record.get("Requeue", "")),
                 work_dir=_given(record.get("WorkDir")),
+                comment=_given(record.get("Comment")),
             )
     return None
+
+
+def parse_whole_values(text: str) -> tuple[str | None, str | None]:
+    """Submit line and comment in the output of ``scontrol --json show job ID``, as they were given.
+
+    In text a value ends where it looks like the next key (``sbatch job.sh lr=3``). The shape of all
+    else in it changes with every version; these are text in all that have them: the comment is
+    there since 23.02, the line, as in text, since 25.11.
+    """
+    try:
+        job = json.loads(text)["jobs"][0]
+        line, comment = job.get("submit_line"), job.get("comment")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None, None
+    return _text(line), _text(comment)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def _moment(text: str | None) -> datetime | None:
@@ -287,52 +274,6 @@ def parse_steps(text: str) -> dict[str, str]:
     """Output of ``squeue -h --steps -o '%i|%j'``: step ids (``12.3``) by step name."""
     pairs = (line.strip().partition("|") for line in text.splitlines())
     return {name.strip(): step_id.strip() for step_id, bar, name in pairs if bar}
-
-
-def sbatch_options(script: str) -> list[str]:
-    """The words of the ``#SBATCH`` lines that ``sbatch`` heeds: those before the first command."""
-    words: list[str] = []
-    for number, line in enumerate(script.splitlines()):
-        if line.startswith("#SBATCH"):
-            words += _words(line.removeprefix("#SBATCH"))
-        elif number and line.strip() and not line.lstrip().startswith("#"):
-            break
-    return words
-
-
-def submit_line_options(submit_line: str) -> list[str]:
-    """The words of the options in a submit line: between the command and the script's name."""
-    words = _words(submit_line)
-    while words and words[0].rpartition("/")[2] not in ("sbatch", "salloc"):
-        words.pop(0)
-    options: list[str] = []
-    expects_value = False
-    for word in words[1:]:
-        if not word.startswith("-") and not expects_value:
-            break
-        options.append(word)
-        takes_next = (word.startswith("--") and "=" not in word) or len(word) == 2
-        expects_value = word.startswith("-") and takes_next and word not in _FLAGS
-    return options
-
-
-def asks_no_kill(words: Iterable[str]) -> bool:
-    """Whether these options keep the job alive when a node fails; the last one counts."""
-    asked = False
-    for word in words:
-        name, _, value = word.partition("=")
-        if _NO_KILL.fullmatch(name) or re.fullmatch(r"-[HhIOQsvW]*k.*", word):
-            asked = value not in ("off", "no") and not word.endswith(("koff", "kno"))
-    return asked
-
-
-def _words(text: str) -> list[str]:
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
-    lexer.whitespace_split = True
-    try:
-        return list(lexer)
-    except ValueError:  # an unclosed quote
-        return text.split()
 
 
 def _given(value: str | None) -> str | None:

@@ -36,6 +36,7 @@ from mini_cluster_nodes import (
     ProcessMark,
     inner_program,
     merged_environment,
+    node_environment,
     wait_until,
 )
 from mini_cluster_records import (
@@ -46,7 +47,14 @@ from mini_cluster_records import (
     job_record,
     queued_jobs,
 )
-from mini_cluster_settings import CGROUP_CONF, HEAD, check_machine, hosts_text, slurm_conf_text
+from mini_cluster_settings import (
+    HEAD,
+    cgroup_conf_text,
+    check_machine,
+    hosts_text,
+    slurm_conf_text,
+    slurm_variables,
+)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: From SIGTERM to SIGKILL at the end of a job, in seconds.
@@ -59,7 +67,8 @@ class MiniCluster:
     `slurmd_timeout_s` is how long Slurm waits for a silent node before it marks it DOWN; the
     default is Slurm's own, and so is that of `requeue_wait_s`, how long a requeued job waits at
     least. `directory` is where the cluster's directory is made, `visible` names further directories
-    under /tmp, /run or /dev/shm that every node must see.
+    under /tmp, /run or /dev/shm that every node must see. `prefix` is where another Slurm than
+    Debian's is installed.
     """
 
     def __init__(
@@ -75,6 +84,7 @@ class MiniCluster:
         directory: Path | None = None,
         visible: Sequence[Path] = (),
         state_file: Path | None = None,
+        prefix: Path | None = None,
     ) -> None:
         self.node_names = tuple(f"n{number}" for number in range(1, nodes + 1))
         self._conf: dict[str, int] = {
@@ -88,6 +98,7 @@ class MiniCluster:
         self._directory = directory or Path(tempfile.gettempdir())
         self._visible = [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), *visible]
         self._state_file = state_file
+        self._prefix = prefix
         self._guardian: subprocess.Popen[bytes] | None = None
         self._root = Path()
         self._maybe_nodes: Nodes | None = None
@@ -97,11 +108,13 @@ class MiniCluster:
 
     def up(self, timeout_s: float = 180) -> None:
         """Start everything; returns when every node is idle."""
-        check_machine()
+        check_machine(self._prefix)
         try:
             outer = self._start_guardian()
             self._write_files(outer)
-            self._maybe_nodes = Nodes(self._root, outer, [self._root, *self._visible])
+            path = node_environment()["PATH"]
+            variables = slurm_variables(self._prefix, self._root, path)
+            self._maybe_nodes = Nodes(self._root, outer, [self._root, *self._visible], variables)
             self._nodes.start([HEAD, *self.node_names], timeout_s)
             self.wait_all_idle(timeout_s)
         except BaseException:
@@ -188,7 +201,7 @@ class MiniCluster:
         etc = self._root / "etc"
         (etc / "hosts").write_text(hosts_text(self.node_names))
         (etc / "resolv.conf").write_text("")  # Unknown names fail at once, without a time-out.
-        (etc / "slurm" / "cgroup.conf").write_text(CGROUP_CONF)
+        (etc / "slurm" / "cgroup.conf").write_text(cgroup_conf_text(self._prefix))
         self._write_slurm_conf()
         key = etc / "munge" / "munge.key"
         key.write_bytes(os.urandom(128))
@@ -342,7 +355,7 @@ class MiniCluster:
             text=True,
             capture_output=True,
             timeout=timeout_s,
-            env=merged_environment(env),
+            env=merged_environment({**self._nodes.variables, **(env or {})}),
         )
 
     def popen_on(
@@ -361,7 +374,7 @@ class MiniCluster:
         return subprocess.Popen(
             self._nodes.command(node, argv, chdir or self.base),
             text=True,
-            env=merged_environment(env),
+            env=merged_environment({**self._nodes.variables, **(env or {})}),
             start_new_session=True,
             **popen,
         )

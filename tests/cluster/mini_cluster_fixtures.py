@@ -1,4 +1,4 @@
-"""The pytest fixtures `cluster` and `slurm`; `tests/conftest.py` loads them for every test.
+"""The pytest fixtures of the mini cluster; `tests/conftest.py` loads them for every test.
 
 `cluster` is one cluster of five nodes for the whole session. `slurm` is the same object, made
 whole before each test (all nodes on, idle, no jobs, Slurm's usual time-out) and examined after it:
@@ -7,7 +7,10 @@ a process, a shared-memory or a temporary file that a job left on a node fails t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from mini_cluster import MiniCluster
@@ -31,10 +34,37 @@ def cluster() -> Iterator[MiniCluster]:
 @pytest.fixture
 def slurm(cluster: MiniCluster) -> Iterator[MiniCluster]:
     """The cluster, whole and idle at the start, with nothing left on its nodes at the end."""
+    with kept_whole(cluster):
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def newer_cluster() -> Iterator[MiniCluster]:
+    """A cluster of the Slurm that ``DEADPOOL_SLURM_PREFIX`` names; the test is skipped without."""
+    prefix = os.environ.get("DEADPOOL_SLURM_PREFIX")
+    if not prefix:
+        pytest.skip("DEADPOOL_SLURM_PREFIX does not say where a Slurm 25.11 is installed")
+    reason = _why_it_cannot_run(Path(prefix))
+    if reason:
+        pytest.fail(reason, pytrace=False)
+    with MiniCluster(nodes=3, slurmd_timeout_s=SLURMD_TIMEOUT_S, prefix=Path(prefix)) as running:
+        yield running
+
+
+@pytest.fixture
+def newer_slurm(newer_cluster: MiniCluster) -> Iterator[MiniCluster]:
+    """What ``slurm`` is to ``cluster``."""
+    with kept_whole(newer_cluster):
+        yield newer_cluster
+
+
+@contextmanager
+def kept_whole(cluster: MiniCluster) -> Iterator[None]:
+    """Within it the cluster is whole and idle at first, and must be clean at the end."""
     cluster.set_slurmd_timeout(SLURMD_TIMEOUT_S)
     cluster.reset()
     cluster.sweep()
-    yield cluster
+    yield
     cluster.reset()
     left = _what_stays(cluster)
     if left:
@@ -43,9 +73,9 @@ def slurm(cluster: MiniCluster) -> Iterator[MiniCluster]:
         pytest.fail(f"left on the nodes after all jobs had ended:\n{text}", pytrace=False)
 
 
-def _why_it_cannot_run() -> str:
+def _why_it_cannot_run(prefix: Path | None = None) -> str:
     try:
-        check_machine()
+        check_machine(prefix)
     except CannotRunHere as reason:
         return str(reason)
     return ""

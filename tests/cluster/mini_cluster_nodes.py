@@ -88,7 +88,15 @@ class NodeProcess:
 class Nodes:
     """The nodes of one cluster, by name; the head is one of them."""
 
-    def __init__(self, root: Path, outer: ProcessMark, visible: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        outer: ProcessMark,
+        visible: Sequence[Path],
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        #: What the environment of every node has besides.
+        self.variables = dict(variables or {})
         self._root = root
         self._outer = outer
         self._visible = [str(path) for path in visible]
@@ -161,7 +169,7 @@ class Nodes:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd="/",
-                env=node_environment(),
+                env=merged_environment(self.variables),
                 start_new_session=True,
             )
 

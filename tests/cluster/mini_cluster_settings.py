@@ -34,14 +34,20 @@ class CannotRunHere(RuntimeError):
     """This machine cannot run a mini cluster; the text says what to do about it."""
 
 
-def check_machine() -> None:
-    """Raise :class:`CannotRunHere` unless we are root and every program needed is installed."""
+def check_machine(prefix: Path | None = None) -> None:
+    """Raise :class:`CannotRunHere` unless we are root and every program needed is installed.
+
+    ``prefix``: where another Slurm than Debian's is installed.
+    """
     missing = {
         package
         for program, package in _PROGRAMS.items()
-        if shutil.which(program, path=_PROGRAM_PATH) is None
+        if shutil.which(program, path=_search_path(prefix)) is None
     }
-    if not list(Path("/usr/lib").glob("*/slurm-wlm/auth_munge.so")):
+    if prefix is not None:
+        if not (prefix / "lib" / "slurm" / "auth_munge.so").exists():
+            raise CannotRunHere(f"{prefix} has no Slurm that was built with munge.")
+    elif not list(Path("/usr/lib").glob("*/slurm-wlm/auth_munge.so")):
         missing.add("slurm-wlm-basic-plugins")
     if missing:
         raise CannotRunHere(
@@ -53,6 +59,21 @@ def check_machine() -> None:
             "The mini cluster makes namespaces and network links and so must be started as root, "
             "for example with sudo."
         )
+
+
+def slurm_variables(prefix: Path | None, root: Path, path: str) -> dict[str, str]:
+    """What tells a node's programs to use the Slurm below `prefix`; `path` is their PATH without
+    it.
+    """
+    if prefix is None:
+        return {}
+    conf = root / "etc" / "slurm" / "slurm.conf"
+    return {"PATH": f"{prefix}/bin:{prefix}/sbin:{path}", "SLURM_CONF": str(conf)}
+
+
+def _search_path(prefix: Path | None) -> str:
+    own = [f"{prefix}/bin", f"{prefix}/sbin"] if prefix is not None else []
+    return os.pathsep.join([*own, _PROGRAM_PATH])
 
 
 def address_of(node: str) -> str:
@@ -128,4 +149,8 @@ def slurm_conf_text(
     return "\n".join(lines) + "\n"
 
 
-CGROUP_CONF = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
+def cgroup_conf_text(prefix: Path | None) -> str:
+    """Without any use of cgroups; Debian's Slurm cannot be told so, and a later one must be."""
+    if prefix is not None:
+        return "CgroupPlugin=disabled\n"
+    return "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"

@@ -314,7 +314,8 @@ def struck_in_recovery(slurm: MiniCluster, spare_start: str) -> TrainingJob:
     return job
 
 
-@mostly_at_start
+@pytest.mark.matrix
+@both_spare_starts
 def test_second_power_off_during_recovery(slurm: MiniCluster, spare_start: str) -> None:
     expected = reference(slurm, 1)
     job = struck_in_recovery(slurm, spare_start)

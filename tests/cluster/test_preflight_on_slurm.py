@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shlex
 import sys
@@ -99,7 +101,7 @@ def job_script(slurm: MiniCluster, name: str, code: str) -> Path:
 
 def submit(slurm: MiniCluster, command: str, *, header: str = IN_SCRIPT, **how: Any) -> int:
     """Submit a batch script of one command."""
-    return slurm.submit(f"#!/bin/bash\n{header}\n{command}\n", nodes=4, **how)
+    return slurm.submit(f"#!/bin/bash\n{header}\n{command}\n", **{"nodes": 4, **how})
 
 
 def finish(slurm: MiniCluster, job: int, patience_s: float = PATIENCE_S) -> Ended:
@@ -275,13 +277,60 @@ def test_agent_stopped_while_its_step_is_being_made_leaves_nothing(slurm: MiniCl
     job = submit(slurm, f"{run}; touch {where}/done; while true; do sleep 1; done")
     wait_until((where / "done").exists, bool, what="the agent is stopped", timeout_s=PATIENCE_S)
     assert slurm.find_processes("n3", "sleep 100001") == []
-    assert [
-        step
-        for step in slurm.run_on(
-            "n1", ["squeue", "-h", "--steps", "-j", str(job), "-o", "%j"]
-        ).stdout.split()
-        if step.startswith("deadpool-")
-    ] == []
+
+    def listed() -> list[str]:
+        argv = ["squeue", "-h", "--steps", "-j", str(job), "-o", "%j"]
+        names = slurm.run_on("n1", argv).stdout.split()
+        return [name for name in names if name.startswith("deadpool-")]
+
+    # Slurm may list it for a moment after its end.
+    wait_until(
+        listed, lambda steps: not steps, what="the step is listed no more", timeout_s=PATIENCE_S
+    )
+
+
+SLURMS_OWN = ("scontrol", "squeue", "scancel", "sacct", "sinfo", "sbatch", "salloc")
+
+
+def container_path(slurm: MiniCluster, srun: str) -> str:
+    """A PATH as a container has it: the system's programs, of Slurm's nothing but srun."""
+    folder = slurm.base / "bin"
+    folder.mkdir(exist_ok=True)
+    for path in [*Path("/usr/bin").iterdir(), *Path("/usr/sbin").iterdir()]:
+        if path.name not in SLURMS_OWN:
+            with contextlib.suppress(FileExistsError):
+                (folder / path.name).symlink_to(path)
+    (folder / "srun").unlink(missing_ok=True)
+    (folder / "srun").symlink_to(srun)
+    return f"{Path(sys.executable).parent}:{folder}"
+
+
+@pytest.mark.matrix
+def test_container_without_scontrol_is_refused_with_what_is_missing(slurm: MiniCluster) -> None:
+    path = container_path(slurm, "/usr/bin/srun")
+    ended = launch(slurm, before=f"PATH={path}")
+    assert ended.exit_code == 10
+    assert "scontrol and squeue and scancel are not on the PATH" in sentence(ended)
+    assert "the script ran" not in ended.output
+
+
+@pytest.mark.matrix
+def test_container_without_scontrol_has_a_job_through_pyslurm(newer_slurm: MiniCluster) -> None:
+    python = os.environ.get("DEADPOOL_PYSLURM_PYTHON")
+    if not python:
+        pytest.skip("DEADPOOL_PYSLURM_PYTHON does not name a Python that has pyslurm")
+    path = container_path(newer_slurm, f"{os.environ['DEADPOOL_SLURM_PREFIX']}/bin/srun")
+    run_dir = newer_slurm.base / "in-container"
+    script = job_script(newer_slurm, "hello.py", "print('the script ran')\n")
+    before = f"PATH={path} DEADPOOL_PYSLURM_PYTHON={python}"
+    command = f"{before} deadpool-launch --spares 1 --run-dir {run_dir} {script}"
+    ended = finish(newer_slurm, submit(newer_slurm, command, nodes=3))
+    assert ended.exit_code == 0, ended.output
+    checks = [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]
+    told = [record["text"] for record in checks if record.get("check") == "Slurm access"]
+    assert told == [
+        "Slurm is asked by pyslurm, as scontrol and squeue and scancel are not on the PATH"
+    ]
 
 
 # ---------------------------------------------------------------- deadpool preflight
@@ -289,13 +338,14 @@ def test_agent_stopped_while_its_step_is_being_made_leaves_nothing(slurm: MiniCl
 
 def preflight(slurm: MiniCluster, arguments: str, *, before: str = "", **how: Any) -> Any:
     """What ``deadpool preflight`` tells inside of a job of four nodes; rows by the check's name."""
-    path = slurm.base / "preflight.json"
+    path, runs = slurm.base / "preflight.json", slurm.base / "deadpool-runs"
+    there = {runs, *runs.glob("*")} if runs.exists() else set()
     command = f"{before} deadpool preflight --json {arguments} > {path}"
     ended = finish(slurm, submit(slurm, command, **how), LONG_S)
     assert path.exists(), ended.output
     told = json.loads(path.read_text() or "{}")
     assert told.get("exit_code") == ended.exit_code, ended.output
-    assert not (slurm.base / "deadpool-runs").exists()
+    assert ({runs, *runs.glob("*")} if runs.exists() else set()) == there
     return told
 
 

@@ -44,7 +44,7 @@ from deadpool_runtime.durable import index
 from deadpool_runtime.replication import messages, mover_messages, naming, slots, sockets, wire
 from deadpool_runtime.replication.manifest import OWN, Manifest, Segment, chunk_hash
 from deadpool_runtime.replication.slots import SlotFile
-from deadpool_slurm import environ, parse
+from deadpool_slurm import environ, parse, submission
 
 RECORDED = Path(__file__).parents[1] / "slurm" / "recorded"
 _SECRET = b"s" * channel.SECRET_NBYTES
@@ -341,8 +341,8 @@ def _of_slurm() -> list[Parser]:
     lines = (b"sbatch -N 4 --no-kill job.sh", b"salloc --nodes=4 -k bash")
 
     def options(data: bytes) -> None:
-        parse.asks_no_kill(parse.sbatch_options(_text(data)))
-        parse.asks_no_kill(parse.submit_line_options(_text(data)))
+        submission.asks_no_kill(submission.sbatch_options(_text(data)))
+        submission.asks_no_kill(submission.submit_line_options(_text(data)))
 
     variables = tuple(
         b"\n".join(line for line in text.splitlines() if line.startswith(b"SLURM"))

@@ -19,7 +19,7 @@ from deadpool_launch.movers import Lives, MoverStep, after_end
 from deadpool_launch.sites.model import GENERIC
 from deadpool_launch.slurm_movers import SlurmMovers
 from deadpool_runtime.replication.mover_messages import NO_MPI_EXIT
-from deadpool_slurm.client import CommandLineClient
+from deadpool_slurm.commands import CommandLineClient
 
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from deadpool_launch import driver
 from deadpool_launch.backends.base import Allocation, Check
+from deadpool_launch.backends.slurm import SlurmBackend
 from deadpool_launch.backends.slurm_steps import blame, last_error
-from deadpool_launch.errors import UnsuitableError
+from deadpool_launch.errors import UnsuitableError, UsageError
 from deadpool_launch.journal import Journal
 from deadpool_launch.options import LaunchOptions
 from deadpool_launch.preflight import gather, node_rules, slurm_rules
@@ -22,7 +24,9 @@ from deadpool_launch.preflight import probe as preflight_probe
 from deadpool_launch.preflight.facts import NOT_SHARED, PREFIX, Directories, ProbeTask
 from deadpool_launch.preflight.probe import token_path
 from deadpool_launch.prepare import assign
-from deadpool_slurm import parse
+from deadpool_slurm import environ, parse
+from deadpool_slurm.client import SlurmClient, SlurmError
+from deadpool_slurm.ways import Choice
 
 NODES = ("n1", "n2", "n3")
 FACTS: dict[str, Any] = {
@@ -44,6 +48,66 @@ def probed(**changes: dict[str, Any]) -> list[Check]:
     """The checks of three nodes, of which some differ; the launcher is on n1."""
     probes = {node: {**FACTS, "node": node, **changes.get(node, {})} for node in NODES}
     return node_rules.probe_checks(NODES, probes, OWN, {}, DIRECTORIES)
+
+
+IN_JOB = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURMD_NODENAME": "n1",
+    "DEADPOOL_SLURM_ACCESS": "commands",
+}
+
+
+def slurm_checks(path: Path) -> list[Check]:
+    """What the preflight of a job finds whose launcher has this PATH."""
+    backend = SlurmBackend({**IN_JOB, "PATH": str(path)})
+    options = LaunchOptions(script="/t.py", site="slurm", run_dir=str(path / "run"))
+    backend.discover(options)
+    return asyncio.run(backend.preflight(options))
+
+
+def programs(folder: Path, *names: str) -> Path:
+    """A folder with these programs; none of them does anything."""
+    for name in names:
+        (folder / name).write_text("#!/bin/sh\nexit 1\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def test_a_container_without_slurms_commands_is_refused_with_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    (check,) = slurm_checks(programs(tmp_path, "srun", "squeue", "scancel"))
+    assert (check.ok, check.text) == (False, "Slurm cannot be asked: scontrol is not on the PATH")
+    assert "install deadpool-launch[pyslurm]" in check.remedy
+    with pytest.raises(UnsuitableError, match="scontrol is not on the PATH") as refused:
+        assign(Allocation("7", NODES, "n1", "n1"), LaunchOptions(script="/t.py"), [check])
+    assert "\n" not in str(refused.value)
+
+
+def test_a_container_without_srun_is_refused(tmp_path: Path) -> None:
+    (first, *_) = slurm_checks(programs(tmp_path, "scontrol", "squeue", "scancel"))
+    assert (first.ok, first.text) == (
+        False,
+        "srun is not on the PATH, and every agent is started with it",
+    )
+
+
+def test_how_slurm_is_asked_is_on_record() -> None:
+    (check,) = slurm_rules.access_checks(
+        Choice("pyslurm", "scontrol is not on the PATH"), srun=True
+    )
+    assert (check.ok, check.text) == (
+        True,
+        "Slurm is asked by pyslurm, as scontrol is not on the PATH",
+    )
+    # A client that was given is nobody's choice.
+    assert slurm_rules.access_checks(None, srun=True) == []
+
+
+def test_a_way_to_ask_slurm_that_there_is_not_is_refused() -> None:
+    with pytest.raises(UsageError, match="DEADPOOL_SLURM_ACCESS=rest: must be commands or pyslurm"):
+        SlurmBackend({**IN_JOB, "DEADPOOL_SLURM_ACCESS": "rest"})
 
 
 def test_equal_nodes_are_one_line() -> None:
@@ -251,3 +315,26 @@ def test_errors_are_told_before_other_words() -> None:
     assert last_error(SAID) == "Application launch failed: Socket timed out"
     assert last_error(SAID[-1:]) == "srun: Job step aborted"
     assert last_error([]) == ""
+
+
+class Deaf:
+    """A ``SlurmClient`` without an answer."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise SlurmError("asleep")
+
+
+@pytest.mark.parametrize("variable", [True, False])
+def test_job_that_slurm_does_not_show_may_still_have_its_variable(variable: bool) -> None:
+    job = environ.read_job(IN_JOB | ({"SBATCH_NO_KILL": "set"} if variable else {}))
+    assert job is not None
+    facts = gather.job_facts(cast(SlurmClient, Deaf()), job, {}, None, mpi_too=False)
+    assert (facts.job_problem, facts.submission_problem) == ("asleep", "asleep")
+    options = LaunchOptions(script="/t.py", site="slurm")
+    (check,) = [
+        check
+        for check in slurm_rules.slurm_checks(NODES, facts, options)
+        if check.name == "--no-kill"
+    ]
+    assert check.ok is variable
+    assert ("cannot be found out (asleep)" in check.text) is not variable

@@ -25,7 +25,7 @@ from deadpool_launch.preflight.command import Found, _interruptible, preflight
 from deadpool_launch.rehearsal_run import Interrupted, Interrupts, Outcome
 from deadpool_launch.view import RunView
 from deadpool_runtime.protocol import Address
-from deadpool_slurm.client import SlurmClient, SlurmError
+from deadpool_slurm.client import Change, EndStep, SlurmClient, SlurmError
 
 SECRET = b"s" * 32
 LOCAL = "preflight --site local"
@@ -301,8 +301,9 @@ class Steps:
             raise SlurmError("squeue did not answer within 10 s")
         return list(self.names)
 
-    def end_step(self, job_id: str, name: str, signal: str | None = None) -> bool:
-        self.killed.append(f"{name} {signal}")
+    def do(self, change: Change) -> bool:
+        assert isinstance(change, EndStep)
+        self.killed.append(f"{change.name} {change.signal}")
         return True
 
 

@@ -18,6 +18,7 @@ from deadpool_launch.sites.model import SiteConfig
 from deadpool_launch.whatif.sizes import Layout, Model, sizes, sizes_of_rank
 from deadpool_slurm import parse
 from deadpool_slurm.mpi import parse_kinds
+from deadpool_slurm.ways import Choice
 
 NODES = ("n1", "n2", "n3")
 CONFIG = {
@@ -90,6 +91,17 @@ def test_where_all_is_well_every_check_says_so() -> None:
     assert rules.verdict_text(checks) == "Hot swap can work here."
 
 
+def test_where_slurm_cannot_be_asked_nothing_else_is_judged() -> None:
+    lost = facts(way=Choice("commands", "", "scontrol is not on the PATH"))
+    for checks in (
+        rules.table(options(), lost, LAYOUT, NOTHING_SAID),
+        rules.at_start(NODES, options(), lost),
+    ):
+        (check,) = checks
+        assert check.text == "Slurm cannot be asked: scontrol is not on the PATH"
+        assert rules.verdict_text(checks) == "Hot swap cannot work here: Slurm access."
+
+
 SLINGSHOT = {"SwitchType": "switch/hpe_slingshot", "SwitchParameters": "job_vni=all"}
 LATE = "no answer within 10 s"
 UNCALLED = {"calls": None}
@@ -98,6 +110,8 @@ UNCALLED = {"calls": None}
 @pytest.mark.parametrize(
     ("found", "check", "result", "text"),
     [
+        (facts(way=Choice("pyslurm", "told")), "Slurm access", "ok", "by pyslurm, as told"),
+        (facts(has_srun=False), "Slurm access", "fail", "srun is not on the PATH"),
         (facts({"SLURM_VERSION": "22.05.8"}), "Slurm version", "warn", "3 known defects around"),
         (facts({"SLURM_VERSION": "20.11.8"}), "Slurm version", "fail", "is too old"),
         (facts({"SLURM_VERSION": "?"}), "Slurm version", "warn", "does not say which version"),

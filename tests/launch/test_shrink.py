@@ -64,7 +64,7 @@ def test_progress_is_told_by_the_first_rank_that_takes_part() -> None:
 @pytest.mark.parametrize(
     ("nodes", "lost", "left", "layout"),
     [
-        (3, [0], [1, 2], []),
+        pytest.param(3, [0], [1, 2], [], marks=pytest.mark.matrix),
         (3, [2], [0, 1], ["--zero"]),
         pytest.param(3, [0], [1, 2], ["--zero"], marks=pytest.mark.matrix),
         pytest.param(2, [1], [0], ["--zero"], marks=pytest.mark.matrix),

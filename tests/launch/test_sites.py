@@ -22,7 +22,8 @@ from deadpool_launch.sites.reading import SiteFile, read_site
 from deadpool_launch.sites.schema import BY_NAME, KEYS
 from deadpool_launch.slurm_movers import SlurmMovers
 from deadpool_slurm import environ
-from deadpool_slurm.client import CommandLineClient, SlurmError
+from deadpool_slurm.client import SlurmError
+from deadpool_slurm.commands import CommandLineClient
 
 SHIPPED = Path(__file__).parents[2] / "site_configs"
 NAMES = ["generic", "local", "perlmutter", "vista"]

@@ -16,7 +16,7 @@ from deadpool_launch.submit import run
 from deadpool_launch.submit.flags import PARAMETERS
 from deadpool_launch.submit.request import read_time
 from deadpool_launch.submit.script import BatchScript, time_limit
-from deadpool_slurm.parse import asks_no_kill, sbatch_options
+from deadpool_slurm.submission import asks_no_kill, sbatch_options
 
 SCRIPTS = Path(__file__).with_name("batch_scripts")
 PROGRAM = "/opt/env/bin/deadpool-launch"

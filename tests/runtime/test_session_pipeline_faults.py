@@ -112,7 +112,7 @@ def check(run_layout: Callable[..., Any], undisturbed: Callable[..., Any], seed:
         assert step >= completed - 3, told
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_faults_anywhere_in_the_pipeline(
     run_layout: Callable[..., Any], undisturbed_layout: Callable[..., Any], seed: int
 ) -> None:
@@ -120,7 +120,7 @@ def test_faults_anywhere_in_the_pipeline(
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("seed", range(2, 16))
+@pytest.mark.parametrize("seed", range(1, 16))
 def test_many_faults_anywhere_in_the_pipeline(
     run_layout: Callable[..., Any], undisturbed_layout: Callable[..., Any], seed: int
 ) -> None:

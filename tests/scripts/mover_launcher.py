@@ -14,7 +14,7 @@ from pathlib import Path
 from deadpool_launch import movers
 from deadpool_launch.sites.model import SiteConfig
 from deadpool_launch.slurm_movers import SlurmMovers
-from deadpool_slurm.client import CommandLineClient
+from deadpool_slurm.commands import CommandLineClient
 
 
 async def main() -> None:

@@ -1,4 +1,4 @@
-"""Readers of Slurm's output, on what Slurm 22.05.8 printed and on the shapes of other versions."""
+"""Readers of Slurm's output, on what Slurm 22.05.8 and 25.11.7 printed, and on other shapes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deadpool_slurm import parse
-from deadpool_slurm.client import SubmitText
+from deadpool_slurm import parse, submission
 from deadpool_slurm.parse import Health
+from deadpool_slurm.submission import SubmitText
 
 RECORDED = Path(__file__).with_name("recorded")
 
 
-def recorded(name: str) -> str:
+def recorded(name: str, version: str = "22.05.8") -> str:
     """What a real Slurm printed."""
-    return (RECORDED / f"22.05.8-{name}.txt").read_text()
+    return (RECORDED / f"{version}-{name}.txt").read_text()
 
 
 def test_nodes_of_a_real_cluster() -> None:
@@ -33,6 +33,30 @@ def test_nodes_of_a_real_cluster() -> None:
     assert nodes["n1"].address == "198.18.0.11"
     assert nodes["n1"].cpus == 8
     assert nodes["n2"].reason.startswith("mini cluster")
+
+
+def test_a_cluster_of_slurm_25_11() -> None:
+    job = parse.parse_job(recorded("show-job", "25.11.7"))
+    assert job is not None
+    assert (job.state, job.nodes, job.batch_host) == ("RUNNING", ("n1", "n2"), "n1")
+    assert (job.end_time, job.work_dir, job.stepmgr) == (None, "/cluster/shared", False)
+    nodes = parse.parse_nodes(recorded("show-node", "25.11.7"))
+    assert [node.health for node in nodes.values()] == [Health.OK, Health.OK, Health.CORDONED]
+    assert (nodes["n1"].address, nodes["n1"].cpus) == ("198.18.0.11", 8)
+    config = parse.parse_config(recorded("show-config", "25.11.7"))
+    assert (config["SLURM_VERSION"], config["KillOnBadExit"]) == ("25.11.7", "0")
+    steps = parse.parse_steps(recorded("squeue-steps", "25.11.7"))
+    assert steps == {"deadpool-n2-1": "1.0", "batch": "1.batch"}
+
+
+def test_what_text_cuts_short_is_whole_in_json() -> None:
+    job = parse.parse_job(recorded("show-job", "25.11.7"))
+    assert job is not None
+    assert job.submit_line is not None
+    assert (job.submit_line[-3:], job.comment) == ("t=a", "a")
+    line, comment = parse.parse_whole_values((RECORDED / "25.11.7-show-job.json").read_text())
+    assert line is not None
+    assert (line.endswith("/job.sh lr=3"), comment) == (True, "a b=c")
 
 
 def test_sinfo_of_the_same_moment_agrees() -> None:
@@ -62,6 +86,29 @@ def test_submit_line_of_later_versions() -> None:
     assert job is not None
     assert job.submit_line is not None
     assert job.submit_line.startswith("sbatch -N4 --no-kill job.sh")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        # 25.11 and later (data_parser v0.0.44, v0.0.45).
+        (
+            '{"jobs": [{"job_id": 7, "job_state": ["RUNNING"], "comment": "a b=c", '
+            '"submit_line": "sbatch --comment=\\"a b=c\\" -k job.sh"}], "errors": []}',
+            ('sbatch --comment="a b=c" -k job.sh', "a b=c"),
+        ),
+        # 23.02 (v0.0.39): a state is one word, and there is no submit line.
+        ('{"jobs": [{"job_state": "RUNNING", "comment": "x"}]}', (None, "x")),
+        # What there is not is empty.
+        ('{"jobs": [{"comment": "", "submit_line": ""}]}', (None, None)),
+        ('{"jobs": [{"comment": {"set": false}, "submit_line": 7}]}', (None, None)),
+        ('{"jobs": []}', (None, None)),
+        ('["jobs"]', (None, None)),
+        ("scontrol: unrecognized option '--json'", (None, None)),
+    ],
+)
+def test_values_that_text_cuts_short(text: str, values: tuple[str | None, str | None]) -> None:
+    assert parse.parse_whole_values(text) == values
 
 
 def test_job_made_with_stepmgr_is_known() -> None:
@@ -146,10 +193,11 @@ def test_any_text_is_read_without_an_exception(text: str) -> None:
     parse.parse_nodes(text)
     parse.parse_config(text)
     parse.parse_steps(text)
+    parse.parse_whole_values(text)
     parse.parse_sinfo(text)
     parse.expand_nodes(text)
-    parse.asks_no_kill(parse.sbatch_options(text))
-    parse.asks_no_kill(parse.submit_line_options(text))
+    submission.asks_no_kill(submission.sbatch_options(text))
+    submission.asks_no_kill(submission.submit_line_options(text))
 
 
 @given(

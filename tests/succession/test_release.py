@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from deadpool_launch.succession.release import give_back
-from deadpool_slurm.client import SlurmClient, SlurmError
+from deadpool_slurm.client import Change, EndJob, SlurmClient, SlurmError
 from deadpool_slurm.parse import Health, NodeFacts
 
 
@@ -30,8 +30,10 @@ class Slurm:
             raise SlurmError("no answer")
         return {name: NodeFacts(name, name, "", "", None, state) for name in names}
 
-    def end_job(self, job_id: str) -> None:
+    def do(self, change: Change) -> bool:
+        assert change == EndJob("7")
         self.ended += 1
+        return True
 
 
 def ends(slurm: Slurm) -> bool:
