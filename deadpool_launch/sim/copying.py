@@ -55,6 +55,9 @@ class Copying:
 
     def begin(self, process: Process) -> None:
         """Begin to copy the present state of the process."""
+        if process.unsealed is not None:
+            # The optimizer changed nothing before the copy of the step before was whole.
+            self._seal(process, process.unsealed, process.epoch)
         state = process.state
         self._arenas.wipe(process.node, self._take(process, state.step))
         process.unsealed = state

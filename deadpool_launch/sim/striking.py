@@ -149,7 +149,8 @@ class Striking:
         network = self._cluster.network
         network.cut(node, fault.scope)
         agent = self._cluster.agents.get(node)
-        if fault.scope is not Scope.PEERS and agent is not None and agent.alive:
+        # Also one that has just ended: the launcher may never hear of that end.
+        if fault.scope is not Scope.PEERS and agent is not None:
             agent.watch_silence()
         if fault.for_s:
             self._queue.later(fault.for_s, network.heal, node, fault.scope)

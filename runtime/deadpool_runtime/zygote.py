@@ -85,6 +85,18 @@ def _reset_random() -> None:
     np.random.seed()
 
 
+def _renew_threads() -> None:
+    """Give the forked process its own pool of threads while it has only one thread.
+
+    torch replaces the pool that a fork made useless in the first call that needs it, and does so
+    without a lock: the threads of a backward pass would get in each other's way ("Invalid thread
+    pool!", seen with a CUDA build, which has one for each kind of device).
+    """
+    import torch
+
+    torch.set_num_threads(torch.get_num_threads())
+
+
 def _become_rank(request: ForkRequest, channel: socket.socket, parked: socket.socket) -> NoReturn:
     """In the forked process: take the rank's place in the process tree and run it. Never
     returns.
@@ -109,6 +121,7 @@ def _become_rank(request: ForkRequest, channel: socket.socket, parked: socket.so
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.update(request.env)
     _reset_random()
+    _renew_threads()
 
     from deadpool_runtime import bootstrap
 
