@@ -123,7 +123,10 @@ def main() -> None:
         callbacks=[
             hooks,
             ModelCheckpoint(args.output, monitor="val_loss", save_top_k=2, save_last=True),
-            EarlyStopping("val_loss", patience=50),
+            # Lightning cannot find out by itself where to check if the clock decides.
+            EarlyStopping(
+                "val_loss", patience=50, check_on_train_epoch_end=False if args.clock else None
+            ),
         ],
     )
     module = Module(args.die, args.manual)
