@@ -123,9 +123,8 @@ def test_node_vanishes_without_a_reset(slurm: MiniCluster, spare_start: str) -> 
     assert "no heartbeat for" in job.said()
 
 
-@pytest.mark.parametrize(
-    "layout", ["fsdp", *(pytest.param(each, marks=pytest.mark.matrix) for each in ("zero", "ddp"))]
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("layout", ["fsdp", "zero", "ddp"])
 def test_power_off_of_a_node_with_state_that_only_it_has(slurm: MiniCluster, layout: str) -> None:
     def run(*args: str) -> TrainingJob:
         out = slurm.base / f"out-{layout}-{len(args)}"

@@ -198,10 +198,9 @@ def movers(slurm: MiniCluster, request: pytest.FixtureRequest) -> Iterator[Mover
         running.close()
 
 
-@pytest.mark.parametrize(
-    "movers", ["ofi", pytest.param("ucx", marks=pytest.mark.matrix)], indirect=True
-)
-@pytest.mark.parametrize("fault", ["power_off", pytest.param("vanish", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("movers", ["ofi", "ucx"], indirect=True)
+@pytest.mark.parametrize("fault", ["power_off", "vanish"])
 def test_node_lost_in_the_middle_of_a_transfer(movers: Movers, fault: str) -> None:
     slurm, ends = movers.slurm, movers.ends
     up_s = movers.restart(1, "n1", "n2", "n3")

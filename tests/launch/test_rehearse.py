@@ -204,7 +204,10 @@ def test_a_folder_with_something_in_it_is_not_used(tmp_path: Path) -> None:
     assert "is not empty" in done.stderr
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.matrix), (signal.SIGTERM, 143)],
+)
 def test_an_interrupt_ends_every_process_soon(
     tmp_path: Path, signum: signal.Signals, code: int
 ) -> None:
@@ -250,6 +253,7 @@ def test_checkpoints_need_a_folder_and_a_number_of_steps(given: tuple[object, ..
     assert "--checkpoint-dir and --checkpoint-every go together" in done.stderr
 
 
+@pytest.mark.matrix
 def test_both_runs_write_checkpoints_to_folders_of_their_own(tmp_path: Path) -> None:
     done = _rehearse(
         *(EXAMPLE, "--nodes", 1, "--spares", 1, "--fault", "kill:0@9"),
