@@ -19,7 +19,7 @@ _HEAD = """\
 # Evaluation
 
 How DEADPOOL was measured, what came out, and what that does not say. `python bench/evaluation.py`
-writes this page from `bench/results/`; `make bench` measures everything on this page again (root,
+makes this page from `bench/results/`; `make bench` measures everything on this page again (root,
 a machine with nothing else to do, about an hour), and `python bench/compare.py OLD NEW` says
 whether two folders of results agree within their spread. Shorter: [What it costs](figures.md).
 
