@@ -244,16 +244,20 @@ def test_a_rank_that_dies_still_has_its_sealed_copy_sent(world: World) -> None:
     proxy = world.proxy(b, stall_at=CHUNK_NBYTES)
     script = (
         "import sys; sys.path[:0] = sys.argv[1].split(':')\n"
-        "import signal\n"
+        "import signal, time\n"
         "from types import SimpleNamespace\n"
         "from pathlib import Path\n"
         "from deadpool_runtime.protocol import Address\n"
         "from deadpool_runtime.replication.arena import Arena\n"
+        "from deadpool_runtime.replication.messages import SnapshotDropped\n"
         "from replicators import Rank\n"
         "node = SimpleNamespace(arena=Arena.open(Path(sys.argv[2])))\n"
         f"rank = Rank(node, 0, {SIZES})\n"
         "rank.protect(Address('127.0.0.1', int(sys.argv[3])))\n"
         "rank.snapshot(0)\n"
+        # Messages go one by one: once this one is on its way, all before it have gone.
+        "rank.client.send(SnapshotDropped(99))\n"
+        "while rank.client._waiting: time.sleep(0.01)\n"
         "print('sealed', flush=True)\n"
         "signal.pause()\n"
     )
