@@ -15,7 +15,6 @@ import argparse
 import ctypes
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -26,6 +25,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import records
 import torch
 
 from deadpool_runtime.replication import fused
@@ -36,7 +36,6 @@ from deadpool_runtime.replication.passes import Pass, SegmentPlan, Sources
 from deadpool_runtime.replication.slots import SlotFile
 from deadpool_runtime.replication.streams import CpuStream
 
-ROOT = Path(__file__).resolve().parents[1]
 PIECE_NBYTES = 4 << 20
 #: The least ratio to the plain copy of whole tensors that was set as a goal.
 GOAL = 0.8
@@ -171,15 +170,11 @@ def report(result: dict[str, object]) -> None:
 
 def write(results: list[dict[str, object]], repetitions: int) -> None:
     """Keep the figures with what they were measured on."""
-    path = ROOT / "bench" / "results" / "snapshot.json"
+    path = records.RESULTS / "snapshot.json"
     path.parent.mkdir(exist_ok=True)
     record = {
         "command": f"python bench/snapshot.py --repetitions {repetitions}",
-        "cpus": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
+        **records.conditions(),
         "xxhash": version("xxhash"),
         "goal": GOAL,
         "results": results,

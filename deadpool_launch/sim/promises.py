@@ -7,6 +7,7 @@ step that a rank completes, and at the end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from deadpool_launch.controller.events import (
@@ -80,12 +81,12 @@ class Promises:
         self._covers = 0
         #: Ranks were set aside: the numbers are no longer those of an undisturbed run.
         self._shrunk = False
-        #: Until when some rank had no holder, and when faults struck then or shortly after; those
-        #: from before an incident are forgotten when it closes.
+        #: Until when some rank had no holder, and when a fault last struck then or shortly after;
+        #: one from before an incident was opened is forgiven until that closes.
         self._unheld_until = -CONFIRM_S
-        self._struck_bare: list[float] = []
-        self._ever_struck_bare = False
+        self._struck_bare_at = -inf
         self._opened_at = 0.0
+        self._forgiven_until = -inf
 
     def hit(self, fault: Fault, node: str) -> None:
         """A fault found its target on ``node``."""
@@ -95,8 +96,7 @@ class Promises:
         now = self._cluster.queue.now
         recently = now <= self._unheld_until + CONFIRM_S
         if recently or _has_unheld(self._cluster.launcher.state):
-            self._struck_bare.append(now)
-            self._ever_struck_bare = True
+            self._struck_bare_at = now
         self.touched.add(node)
         if fault.kind in NODE_KINDS:
             self.hurt_nodes.add(node)
@@ -176,7 +176,7 @@ class Promises:
                 case IncidentClosed(number=number, reason=reason, replayed_steps=replayed):
                     self._reasoned(action, reason)
                     self._closed.append(number)
-                    self._struck_bare = [at for at in self._struck_bare if at > self._opened_at]
+                    self._forgiven_until = self._opened_at
                     if replayed and all(f.kind is FaultKind.DRAIN for f in self.struck):
                         raise PromiseBroken(f"a planned move runs {replayed} steps again")
                 case Finish(reason=reason):
@@ -232,7 +232,7 @@ class Promises:
         if plan.checkpoint or went_back or plan.step >= self.common_step - interval:
             return
         told = after.unprotected > 0 or any(fault.kind in _COPY_KINDS for fault in self.struck)
-        if not told and not self._struck_bare:
+        if not told and self._struck_bare_at <= self._forgiven_until:
             raise PromiseBroken(
                 f"all go back to step {plan.step} though every rank has completed step "
                 f"{self.common_step}"
@@ -311,7 +311,8 @@ class Promises:
             return
         if before.steps_over or any(rank.steps_ended for rank in before.present()):
             return  # ranks that have left their steps cannot be unwound
-        if self._ever_struck_bare or not all(before.holders.get(r.rank) for r in before.present()):
+        held = all(before.holders.get(rank.rank) for rank in before.present())
+        if self._struck_bare_at > -inf or not held:
             return  # no other node was up that could hold a replica, and people were told so
         if fault.kind is FaultKind.SLOW and "give --collective-timeout" in finish.reason:
             return  # its steps take longer than the user said that any does

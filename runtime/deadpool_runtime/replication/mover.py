@@ -131,7 +131,7 @@ class Engine:
             case messages.ForgetSend(number=number):
                 self._forget(number)
             case messages.Leave():
-                _end(0)
+                end(0)
         return None
 
     def _begin(self, message: messages.SendRange | messages.ReceiveRange) -> None:
@@ -189,7 +189,7 @@ def serve(sock: socket.socket, engine: Engine) -> NoReturn:
         if readable:
             data = sock.recv(1 << 16)
             if not data:
-                _end(REPLICATOR_GONE)
+                end(REPLICATOR_GONE)
             for body in frames.feed(data):
                 if refusal := engine.ask(codec.decode(body)):
                     answers.append(refusal)
@@ -201,6 +201,18 @@ def serve(sock: socket.socket, engine: Engine) -> NoReturn:
 
 
 # ---------------------------------------------------------------- start
+
+
+def begin(timeout_s: float) -> tuple[str, threading.Timer]:
+    """The node's name, and what ends this process unless it is cancelled in time."""
+    node = os.environ.get(NODE_VARIABLE) or os.environ.get("SLURMD_NODENAME")
+    if not node:
+        end(NOT_STARTED, "the environment does not say which node this is")
+    late = f"{node}: the MPI world was not up within {timeout_s:g} s"
+    watchdog = threading.Timer(timeout_s, end, (NOT_STARTED, late))
+    watchdog.daemon = True
+    watchdog.start()
+    return node, watchdog
 
 
 def start_world(node: str, world_id: int) -> tuple[MPI.Comm, messages.MoverHello]:
@@ -285,7 +297,7 @@ def connect(job_id: str, node: str, secret: bytes) -> tuple[socket.socket, Path]
 # ---------------------------------------------------------------- end
 
 
-def _end(code: int, text: str = "") -> NoReturn:
+def end(code: int, text: str = "") -> NoReturn:
     """End at once: MPI's own way out would wait for processes that may be dead."""
     with contextlib.suppress(OSError, ValueError):
         if text:
@@ -302,7 +314,7 @@ def _end_with_replicator(sock: socket.socket) -> None:
     poll.poll()
     # What was sent before the end may be a farewell; leave it to the main thread if it can.
     time.sleep(LINGER_S)
-    _end(REPLICATOR_GONE)
+    end(REPLICATOR_GONE)
 
 
 def main() -> NoReturn:
@@ -313,14 +325,8 @@ def main() -> NoReturn:
     parser.add_argument("--secret", type=Path, required=True)
     parser.add_argument("--start-timeout", type=float, default=60.0)
     options = parser.parse_args()
-    node = os.environ.get(NODE_VARIABLE) or os.environ.get("SLURMD_NODENAME")
-    if not node:
-        _end(NOT_STARTED, "the environment does not say which node this is")
-    late = f"{node}: the MPI world was not up within {options.start_timeout:g} s"
+    node, watchdog = begin(options.start_timeout)
     parking.prctl(parking.PR_SET_TIMERSLACK, TIMER_SLACK_NS)
-    watchdog = threading.Timer(options.start_timeout, _end, (NOT_STARTED, late))
-    watchdog.daemon = True
-    watchdog.start()
     try:
         secret = options.secret.read_bytes()
         comm, hello = start_world(node, options.world_id)
@@ -332,16 +338,16 @@ def main() -> NoReturn:
         watchdog.cancel()
         threading.Thread(target=_end_with_replicator, args=(sock,), daemon=True).start()
     except ImportError as error:
-        _end(messages.NO_MPI_EXIT, f"mpi4py cannot be used: {error}")
+        end(messages.NO_MPI_EXIT, f"mpi4py cannot be used: {error}")
     except Exception as error:  # Whatever it is, this process ends and says why.
-        _end(NOT_STARTED, f"{node}: {type(error).__name__}: {error}")
+        end(NOT_STARTED, f"{node}: {type(error).__name__}: {error}")
     try:
         serve(sock, Engine(comm, ArenaFiles(arena)))
     except Exception as error:  # As above: most are MPI's.
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         with contextlib.suppress(OSError):
             sock.sendall(protocol.frame(messages.Broken(reason)))
-        _end(MPI_FAILED, f"{node}: {reason}")
+        end(MPI_FAILED, f"{node}: {reason}")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
-import threading
-from typing import NoReturn
 
 from deadpool_runtime.replication import mover
 from deadpool_runtime.replication.mover_messages import NO_MPI_EXIT, TRIAL_SAYS
@@ -19,30 +15,19 @@ from deadpool_runtime.replication.mover_messages import NO_MPI_EXIT, TRIAL_SAYS
 _NBYTES = 1 << 20
 
 
-def _end(code: int, text: str) -> NoReturn:
-    print(f"mover: {text}", file=sys.stderr, flush=True)
-    os._exit(code)
-
-
 def main() -> None:
     """The process."""
     parser = argparse.ArgumentParser(description="Tries an MPI world.")
     parser.add_argument("--start-timeout", type=float, default=60.0)
     options = parser.parse_args()
-    node = os.environ.get(mover.NODE_VARIABLE) or os.environ.get("SLURMD_NODENAME")
-    if not node:
-        _end(mover.NOT_STARTED, "the environment does not say which node this is")
-    late = f"{node}: the MPI world was not up within {options.start_timeout:g} s"
-    watchdog = threading.Timer(options.start_timeout, _end, (mover.NOT_STARTED, late))
-    watchdog.daemon = True
-    watchdog.start()
+    node, _ = mover.begin(options.start_timeout)
     try:
         comm, hello = mover.start_world(node, 0)
         sent, received = bytearray([comm.rank % 251]) * _NBYTES, bytearray(_NBYTES)
         before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
         comm.Sendrecv(sent, dest=after, recvbuf=received, source=before)
         if received != bytearray([before % 251]) * _NBYTES:
-            _end(mover.MPI_FAILED, f"{node}: what arrived is not what was sent")
+            mover.end(mover.MPI_FAILED, f"{node}: what arrived is not what was sent")
         comm.Barrier()
         if comm.rank == 0:
             told = {"nodes": comm.size, "library": hello.library}
@@ -51,9 +36,9 @@ def main() -> None:
 
         MPI.Finalize()
     except ImportError as error:
-        _end(NO_MPI_EXIT, f"mpi4py cannot be used: {error}")
+        mover.end(NO_MPI_EXIT, f"mpi4py cannot be used: {error}")
     except Exception as error:  # Whatever it is, this process ends and says why.
-        _end(mover.NOT_STARTED, f"{node}: {type(error).__name__}: {error}")
+        mover.end(mover.NOT_STARTED, f"{node}: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":
