@@ -399,7 +399,8 @@ class MiniCluster:
         """What ended jobs left behind: one sentence for each process or file on any node.
 
         Processes of jobs that are still in the queue are not counted; files in a node's /dev/shm
-        and /tmp always are, as nothing tells whose they are.
+        and /tmp always are, as nothing tells whose they are. The empty cache folder is not that
+        any program leaves which is ended while it imports torch.
         """
         queued = {job.job_id for job in self.squeue()}
         return [text for text, _ in self._leftovers(queued)]
@@ -420,6 +421,8 @@ class MiniCluster:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It just ended.
                     found.append((text, _killer(process.pid)))
             for path in self._nodes.private_files(node):
+                if _is_torchs_empty_cache(path):
+                    continue
                 seen_there = "/" + str(path).split("/root/", 1)[1]
                 found.append((f"{node}: file {seen_there} is still there", _remover(path)))
         return found
@@ -599,6 +602,15 @@ def _killer(pid: int) -> Callable[[], None]:
                 os.kill(pid, signal.SIGKILL)
 
     return kill
+
+
+def _is_torchs_empty_cache(path: Path) -> bool:
+    """Whether it is the folder that importing torch's compiler makes, never used."""
+    if not path.name.startswith("torchinductor_"):
+        return False
+    with contextlib.suppress(OSError):  # It has just gone, or is no folder.
+        return not any(path.iterdir())
+    return False
 
 
 def _remover(path: Path) -> Callable[[], None]:

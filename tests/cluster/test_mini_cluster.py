@@ -82,11 +82,14 @@ def test_nodes_share_the_base_directory_and_nothing_else(slurm: MiniCluster) -> 
 
 
 def test_what_a_job_leaves_behind_is_named(slurm: MiniCluster) -> None:
-    leave = "#!/bin/bash\ntouch /tmp/file-of-job\nenv -u SLURM_JOB_ID setsid sleep 4444 &\n"
+    files = "mkdir /tmp/torchinductor_x\ntouch /tmp/file-of-job\n"
+    leave = f"#!/bin/bash\n{files}env -u SLURM_JOB_ID setsid sleep 4444 &\n"
     slurm.wait_job(slurm.submit(leave, nodes=1), PATIENCE_S)
     process, file = sorted(slurm.leftovers(), key=lambda text: "file" in text)
     assert process.endswith("sleep 4444")
-    assert file.endswith("/tmp/file-of-job is still there")
+    assert file.endswith("/tmp/file-of-job is still there")  # And torch's empty folder is not.
+    slurm.run_on("n1", ["touch", "/tmp/torchinductor_x/used"])
+    assert any(text.endswith("/tmp/torchinductor_x is still there") for text in slurm.leftovers())
     slurm.sweep()
     wait_until(slurm.leftovers, lambda left: not left, what="clean", timeout_s=PATIENCE_S)
 
