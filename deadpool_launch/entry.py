@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import sys
 import traceback
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from typing import Any
 
 import click
 
@@ -16,6 +20,9 @@ from deadpool_launch.exits import ExitCode
 _ALIKE = 0.8
 #: So many letters of the beginning of an option are taken for it, dashes included.
 _BEGINNING = 5
+#: What word processors and web pages make of a - at the beginning of an option.
+_DASHES = tuple("\u2010\u2011\u2012\u2013\u2014\u2015\u2212")
+_NOT_REPLACED = re.compile(r"~|\$[A-Za-z_{]")
 
 
 class ScriptCommand(click.Command):
@@ -36,9 +43,40 @@ class ScriptCommand(click.Command):
         return rest
 
 
+class NamedGroup(click.Group):
+    """A group that lists its commands to those who name none of them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-"):
+            known = f"{', '.join(names[:-1])} and {names[-1]}"
+            raise UsageError(f"{args[0]} is not a command of {ctx.command_path}; those are {known}")
+        return super().resolve_command(ctx, args)
+
+
+class FolderToMake(click.Path):
+    """A folder that is made if it is not there; so it must not be one that the shell left as it
+    stood, as ``bash`` does with a ``~`` behind ``=``.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if _NOT_REPLACED.match(str(value)):
+            self.fail(
+                f"the shell has not replaced the beginning of {value}; write the whole path, or "
+                f"./{value} for a folder of that name",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 def run_command(command: click.Command, arguments: Sequence[str], program: str) -> int:
     """Run the command; returns its exit code."""
     try:
+        _check_words(arguments)
+        _check_folder()
         result = command.main(list(arguments), prog_name=program, standalone_mode=False)
         return int(result or 0)
     except click.exceptions.NoSuchOption as error:
@@ -54,6 +92,9 @@ def run_command(command: click.Command, arguments: Sequence[str], program: str) 
     except DeadpoolError as error:
         return _fail(program, str(error), error.exit_code)
     except Exception as error:
+        if isinstance(error, OSError) and _output_is_full():
+            sentence = f"what there is to say cannot be written ({error.strerror})"
+            return _fail(program, sentence, ExitCode.USAGE)
         # The user gets one sentence whatever happens; the traceback is for the report of the
         # defect.
         if os.environ.get("DEADPOOL_TRACEBACK"):
@@ -69,6 +110,61 @@ def run_command(command: click.Command, arguments: Sequence[str], program: str) 
 def one_line(text: str) -> str:
     """Text of several lines as a part of a sentence."""
     return " ".join(text.split()).rstrip(".")
+
+
+def printable(text: str) -> str:
+    """Text on one line, in which everything is written out that a terminal would not show."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def _check_words(arguments: Sequence[str]) -> None:
+    """Words that no one means to write are refused, before anything makes something else of them:
+    of a variable that is not set, of a document, of a script from Windows.
+    """
+    own = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    for before, word in zip(["", *own], own, strict=False):
+        option, equals, value = word.partition("=")
+        if not word or (equals and not value and option.startswith("--")):
+            option = option or (before if before.startswith("-") else "an argument")
+            raise UsageError(
+                f"{option}: is empty; is a variable of the shell not set? Give a value, or leave "
+                "it out"
+            )
+        if word.startswith(_DASHES):
+            raise UsageError(
+                f"{word}: does not begin with - but with a dash that looks like it; type it anew"
+            )
+    for word in (*own, *arguments[-1:]):
+        if word.endswith("\r"):
+            raise UsageError(
+                f"{word}: ends with a carriage return, as lines of Windows do; dos2unix mends the "
+                "script that it stands in"
+            )
+
+
+def _check_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            "the folder in which this was called is not there any more; cd into another one"
+        ) from error
+
+
+def _output_is_full() -> bool:
+    """Whether standard output takes nothing more. Then nothing is tried with it at the end of the
+    process.
+    """
+    try:
+        out = sys.stdout.fileno()
+        os.write(out, b"\n")
+    except (AttributeError, ValueError):
+        return False  # It is closed, or none of the system's files.
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out)
+            return True
+    return False
 
 
 def _unknown_option(error: click.exceptions.NoSuchOption) -> str:
@@ -112,5 +208,5 @@ def _separator_hint(ctx: click.Context) -> str:
 
 
 def _fail(program: str, sentence: str, code: ExitCode) -> int:
-    click.echo(f"{program}: {sentence}", err=True)
+    click.echo(printable(f"{program}: {sentence}"), err=True)
     return code

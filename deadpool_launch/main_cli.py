@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from deadpool_launch.entry import run_command
-from deadpool_launch.errors import UsageError
+from deadpool_launch.entry import NamedGroup, run_command
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.version import deadpool_version, installed_version
 
@@ -77,7 +76,7 @@ PROGRAM = "deadpool"
 _SLURM_TIMEOUT_S = 5.0
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(NamedGroup):
     """A group that imports a subcommand's module only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -90,15 +89,6 @@ class _LazyGroup(click.Group):
         loaded = getattr(importlib.import_module(module), attribute)
         assert isinstance(loaded, click.Command)
         return loaded
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        names = self.list_commands(ctx)
-        if args[0] not in names and not args[0].startswith("-"):
-            known = f"{', '.join(names[:-1])} and {names[-1]}"
-            raise UsageError(f"{args[0]} is not a command of {PROGRAM}; those are {known}")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = []

@@ -155,7 +155,7 @@ def attach() -> None:
     """
     global _supervisor
     pid, _, fd = os.environ.pop(_VARIABLE, "").partition(":")
-    if not fd or int(pid) != os.getppid():
+    if not fd.isdecimal() or pid != str(os.getppid()):
         return
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     _supervisor = socket.socket(fileno=int(fd))

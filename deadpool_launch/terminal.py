@@ -5,6 +5,7 @@ what is wrong in a file.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Sequence
 
 import click
@@ -12,14 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from deadpool_launch.dotted import Problem
+from deadpool_launch.entry import printable
 from deadpool_launch.exits import ExitCode
 
-_WIDTH = 80
+_WIDTH, _LEAST_WIDTH = 80, 40
 
 
 def console() -> Console:
     """Where to print."""
-    width = _WIDTH if os.environ.get("COLUMNS") is None else None
+    given = os.environ.get("COLUMNS", "")
+    # In less a table has no room for its words.
+    width = max(_LEAST_WIDTH, int(given)) if re.fullmatch("[0-9]{1,4}", given) else _WIDTH
     return Console(width=width, highlight=False, soft_wrap=False)
 
 
@@ -34,7 +38,7 @@ def columns(*headings: str, whole: Collection[str] = ()) -> Table:
 def tell_problems(path: str, problems: Sequence[Problem]) -> ExitCode:
     """Say everything that is wrong in a file, or that nothing is; returns the exit code."""
     for problem in problems:
-        click.echo(str(problem), err=True)
+        click.echo(printable(str(problem)), err=True)
     if problems:
         return ExitCode.USAGE
     click.echo(f"{path}: good")

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from deadpool_launch import terminal
+from deadpool_launch.entry import NamedGroup
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.policy import files
 from deadpool_launch.policy.merge import Setting, Settled, settle
@@ -20,6 +21,7 @@ _WIDTH = 80
 
 
 @click.group(
+    cls=NamedGroup,
     name="policy",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDTH},
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,7 +27,7 @@ def read_address(text: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         host, port = "", ""
-    right = port.isascii() and port.isdecimal() and int(port) <= _MOST_PORT
+    right = re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= _MOST_PORT
     if not right or (colon and not host):
         raise UsageError(
             f"--metrics {text}: must be a port, such as 9400 (on {LOOPBACK}), or HOST:PORT, such "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,9 @@ def status(run: str | None, watch: bool, as_json: bool) -> int:
             if follower.ended or not watch:
                 return ExitCode.OK
             time.sleep(_EVERY_S)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH)
     if not watch or not console.is_terminal:
         print_table(screen(follower.look(), str(run_dir), _rows(console)), console)
         while watch and not follower.ended:

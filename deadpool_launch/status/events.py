@@ -28,7 +28,12 @@ _EVERY_S = 0.5
 )
 @click.option("--node", "nodes", multiple=True, metavar="NODE", help="Only what is of this node.")
 @click.option(
-    "--rank", "ranks", multiple=True, type=int, metavar="RANK", help="Only what is of this rank."
+    "--rank",
+    "ranks",
+    multiple=True,
+    type=click.IntRange(min=0),
+    metavar="RANK",
+    help="Only what is of this rank.",
 )
 @click.option("--follow", is_flag=True, help="Go on with what comes, until the job ends.")
 @click.option("--json", "as_json", is_flag=True, help="The records themselves, one a line.")
