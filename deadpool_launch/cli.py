@@ -12,7 +12,7 @@ from typing import Any, get_args
 import click
 
 from deadpool_launch import supervisor
-from deadpool_launch.entry import ScriptCommand, run_command
+from deadpool_launch.entry import FolderToMake, ScriptCommand, run_command
 from deadpool_launch.errors import UsageError
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.faults import parse_fault
@@ -28,6 +28,7 @@ from deadpool_launch.options import (
 from deadpool_launch.policy.effective import effective
 from deadpool_launch.policy.kinds import A_DURATION, BadValue, Order, read_duration
 from deadpool_launch.policy.schema import BY_NAME, KEYS
+from deadpool_launch.script import check_arguments, check_paths, check_python, readable_script
 from deadpool_launch.sites import files
 from deadpool_launch.sites.cluster import cluster_name
 from deadpool_launch.sites.merge import Settled
@@ -161,7 +162,7 @@ class _GroupedCommand(ScriptCommand):
 @click.option("--ignore-preflight", is_flag=True, help="Go on although a check failed.")
 @click.option(
     "--run-dir",
-    type=click.Path(path_type=Path),
+    type=FolderToMake(path_type=Path),
     help="Logs and journal; all nodes must see it.  [default: deadpool-runs/JOB_ID]",
 )
 @click.option(
@@ -204,7 +205,7 @@ class _GroupedCommand(ScriptCommand):
 )
 @click.option(
     "--checkpoint-dir",
-    type=click.Path(path_type=Path),
+    type=FolderToMake(path_type=Path),
     metavar="DIR",
     help="Durable checkpoints go here; all nodes must see it.",
 )
@@ -302,8 +303,10 @@ def to_options(
 
     ``submitted``: they are for a job that is to be submitted.
     """
-    script = _readable_script(given["script"])
+    script = readable_script(given["script"])
     at = (settled or find_site(given, environ)).site
+    if at.container_python is None:
+        check_python(script)
     site = at.kind if submitted else choose_site(at.kind, environ)
     every = given["checkpoint_every"]
     if every is not None and every < 1:
@@ -316,7 +319,8 @@ def to_options(
         timestamp,
         lambda name: Path(name).exists(),
     )
-    return LaunchOptions(
+    check_arguments(given["extra"])
+    options = LaunchOptions(
         script=str(script),
         script_args=tuple(given["extra"]),
         site=site,
@@ -341,6 +345,26 @@ def to_options(
         dry_run=given["dry_run"],
         **policy,
     )
+    check_paths(
+        {
+            "the script": options.script,
+            "--run-dir": options.run_dir,
+            "--checkpoint-dir": options.checkpoint_dir,
+            "--checkpoint-name": options.checkpoint_name,
+            "--rules": options.rules,
+        }
+    )
+    return options
+
+
+def look_ahead(arguments: Sequence[str]) -> None:
+    """Raise what this command line would end with before anything is started. For nodes that are
+    process trees of this machine.
+    """
+    from deadpool_launch.dry_run import show
+
+    context = command.make_context(PROGRAM, list(arguments))
+    show(to_options(context.params, os.environ, ""))
 
 
 def _named(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -363,15 +387,6 @@ def main() -> None:
     """The launcher without a supervisor, or as the child of one (``supervisor.main``)."""
     supervisor.attach()
     sys.exit(run(sys.argv[1:]))
-
-
-def _readable_script(given: str) -> Path:
-    path = Path(given).absolute()
-    if not path.is_file():
-        raise UsageError(f"there is no script {given}")
-    if not os.access(path, os.R_OK):
-        raise UsageError(f"the script {given} cannot be read")
-    return path
 
 
 if __name__ == "__main__":

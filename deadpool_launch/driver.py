@@ -67,8 +67,6 @@ DESCRIPTORS_OF_A_NODE, SPARE_DESCRIPTORS = 5, 512
 DEVICE_S = 10.0
 #: Beyond the time in which a lost node is noticed, and its loss told.
 CONFIRM_MARGIN_S = 5.0
-#: Largest script arguments, in bytes of UTF-8; they travel to every rank in one packet.
-MAX_ARGUMENTS_NBYTES = 64 << 10
 STOP_GRACE_S = 3.0
 #: Building the native part takes under a minute; a machine that needs longer has another problem.
 BUILD_S = 600
@@ -102,7 +100,6 @@ def launch(options: LaunchOptions) -> int:
 async def _launch(options: LaunchOptions) -> int:
     backend = make_backend(options)
     # What is wrong with the command line shows before anything is written.
-    _check_arguments(options.script_args)
     rules = all_rules(None if options.rules is None else Path(options.rules))
     options = settle_spares(backend, options)
     look(backend, options)
@@ -221,21 +218,6 @@ def allow_descriptors(nodes: int) -> None:
     wanted = DESCRIPTORS_OF_A_NODE * nodes + SPARE_DESCRIPTORS
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
-
-
-def _check_arguments(script_args: Sequence[str]) -> None:
-    for argument in script_args:
-        if any("\ud800" <= character <= "\udfff" for character in argument):
-            raise UsageError(
-                f"script argument {argument.encode('utf-8', 'backslashreplace').decode()}: is not "
-                "UTF-8; write such names into a file and give the script that file"
-            )
-    nbytes = sum(len(argument.encode()) + 1 for argument in script_args)
-    if nbytes > MAX_ARGUMENTS_NBYTES:
-        raise UsageError(
-            f"the script's arguments have {nbytes} bytes, and {MAX_ARGUMENTS_NBYTES} at most can "
-            "be passed on: write them into a file and give the script that file"
-        )
 
 
 def make_run_dir(path: Path) -> Path:

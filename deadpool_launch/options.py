@@ -16,6 +16,7 @@ from deadpool_launch.errors import NotInAllocation, UsageError
 from deadpool_launch.faults import Fault
 from deadpool_launch.sites.model import GENERIC, SiteConfig
 from deadpool_runtime.protocol import AdmissionCheck
+from deadpool_slurm.parse import MOST_NODES
 
 Site = Literal["slurm", "local"]
 #: How the processes of the MPI library start: ``srun --mpi=KIND``, or MPICH's ``mpiexec``.
@@ -41,6 +42,10 @@ CHECKPOINTS = (
 
 #: The most active and the most spare nodes of one machine, of which each is an agent and more.
 LOCAL_NODES = 256
+#: More than any node has room for, and more than anything else that is counted.
+_MOST_RANKS, _MOST = 1024, 999_999_999
+#: Of a file's name.
+_MOST_NAME_NBYTES = 255
 
 
 CHAIN = (
@@ -233,9 +238,12 @@ def choose_nproc(asked: str, gpus_on_node: int | None) -> int:
                 "request them from Slurm (--gpus-per-node) or give a number"
             )
         return gpus_on_node
-    if not asked.isdecimal() or int(asked) < 1:
-        raise UsageError(f"--nproc-per-node {asked}: must be auto, gpu or a number of at least 1")
-    return int(asked)
+    number = int(asked[:10]) if asked.isdecimal() else 0
+    if not 1 <= number <= _MOST_RANKS:
+        raise UsageError(
+            f"--nproc-per-node {asked}: must be auto, gpu or a number from 1 to {_MOST_RANKS}"
+        )
+    return number
 
 
 def default_run_dir(
@@ -271,12 +279,12 @@ def _check(options: LaunchOptions) -> None:
         raise UsageError("--requeue-before-limit: there is no queue with --site local")
     if options.job_comment and options.site == "local":
         raise UsageError("--job-comment: there is no job in Slurm with --site local")
-    _at_least("--nodes", options.nodes, 1)
-    _at_least("--spares", options.spares, 0)
+    _at_least("--nodes", options.nodes, 1, MOST_NODES)
+    _at_least("--spares", options.spares, 0, MOST_NODES)
     if options.site == "local":
         _at_most_here("--nodes", options.nodes)
         _at_most_here("--spares", options.spares)
-    _at_least("--nproc-per-node", options.nproc_per_node, 1)
+    _at_least("--nproc-per-node", options.nproc_per_node, 1, _MOST_RANKS)
     _at_least("--world-size", options.world_size, 1)
     _at_least("--max-restarts", options.max_restarts, 0)
     _at_least("--standby-launchers", options.standby_launchers, 0)
@@ -337,11 +345,18 @@ def _check_checkpoints(options: LaunchOptions) -> None:
             f"--checkpoint-name {name}: is the name of one folder in --checkpoint-dir, without / "
             "and without a dot in front"
         )
+    if len(name.encode(errors="replace")) > _MOST_NAME_NBYTES:
+        raise UsageError(
+            f"--checkpoint-name {name}: is too long; a folder's name has {_MOST_NAME_NBYTES} bytes "
+            "at most"
+        )
 
 
-def _at_least(flag: str, value: int | None, least: int) -> None:
+def _at_least(flag: str, value: int | None, least: int, most: int = _MOST) -> None:
     if value is not None and value < least:
         raise UsageError(f"{flag} {value}: must be at least {least}")
+    if value is not None and value > most:
+        raise UsageError(f"{flag} {value}: must be at most {most}")
 
 
 def _at_most_here(flag: str, value: int | None) -> None:

@@ -18,18 +18,19 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from deadpool_launch import plot, timeline
+from deadpool_launch import checkpoints, cli, plot, timeline
 from deadpool_launch.backends.local import local_nodes
 from deadpool_launch.comparing import PartComparison, compare_finals
 from deadpool_launch.controller.wording import ranks_text
 from deadpool_launch.curves import loss_curve
 from deadpool_launch.display import open_display, print_table
-from deadpool_launch.entry import ScriptCommand
+from deadpool_launch.entry import FolderToMake, ScriptCommand
 from deadpool_launch.errors import UsageError
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.faults import Fault, parse_fault, striking_ranks
 from deadpool_launch.options import CHECKPOINTS
 from deadpool_launch.rehearsal_run import Interrupted, Interrupts, Outcome, run_once
+from deadpool_launch.script import readable_script
 
 #: Parts of the final state that hold nothing but states of random generators.
 _RANDOM_PARTS = frozenset({"rng", "data"})
@@ -62,8 +63,12 @@ class Rehearsal:
 
     def launch_argv(self, run_dir: Path, faults: Sequence[Fault]) -> list[str]:
         """The ``deadpool-launch`` command line of one of the runs."""
-        argv = [sys.executable, "-P", "-m", "deadpool_launch.cli"]
-        argv += ["--site", "local", "--nodes", str(self.nodes), "--spares", str(self.spares)]
+        arguments = self.arguments(run_dir, faults)
+        return [sys.executable, "-P", "-m", "deadpool_launch.cli", *arguments]
+
+    def arguments(self, run_dir: Path, faults: Sequence[Fault]) -> list[str]:
+        """Its arguments."""
+        argv = ["--site", "local", "--nodes", str(self.nodes), "--spares", str(self.spares)]
         argv += ["--nproc-per-node", str(self.nproc_per_node), "--run-dir", str(run_dir)]
         argv += ["--record-final-state"]
         if self.checkpoint_dir is not None:
@@ -117,7 +122,7 @@ class Rehearsal:
 )
 @click.option(
     "--checkpoint-dir",
-    type=click.Path(path_type=Path),
+    type=FolderToMake(path_type=Path),
     metavar="DIR",
     help="Write durable checkpoints here, each run to a folder of its own.",
 )
@@ -143,7 +148,7 @@ class Rehearsal:
 )
 @click.option(
     "--keep",
-    type=click.Path(path_type=Path),
+    type=FolderToMake(path_type=Path),
     metavar="DIR",
     help="Keep both run directories (journals and logs) here.  [default: kept in a temporary "
     "folder if the rehearsal fails, else removed]",
@@ -204,8 +209,7 @@ def rehearse(
 
 def check(rehearsal: Rehearsal) -> None:
     """Raise a ``UsageError`` for what would otherwise be found only after the first run."""
-    if not rehearsal.script.is_file():
-        raise UsageError(f"there is no script {rehearsal.script}")
+    readable_script(str(rehearsal.script))
     if not rehearsal.faults:
         raise UsageError(
             "nothing to rehearse: name at least one --fault, such as --fault power-off:1@20"
@@ -213,10 +217,13 @@ def check(rehearsal: Rehearsal) -> None:
     every = rehearsal.checkpoint_every
     if (rehearsal.checkpoint_dir is None) != (every is None) or (every is not None and every < 1):
         raise UsageError(CHECKPOINTS)
+    cli.look_ahead(rehearsal.arguments(Path("undisturbed"), ()))
     striking_ranks(rehearsal.faults, local_nodes(rehearsal.nodes), rehearsal.nproc_per_node)
     if rehearsal.plot is not None:
         plot.check_path(rehearsal.plot)
         plot.require_matplotlib()
+    if rehearsal.checkpoint_dir is not None:
+        checkpoints.make_directory(rehearsal.checkpoint_dir)
 
 
 def run_directory(keep: Path | None) -> Path:

@@ -99,9 +99,10 @@ class SlurmBackend(Asking):
             try:
                 nodes = self.client.job(job.job_id).nodes
             except SlurmError as error:
+                listed = f"{job.nodelist} is no list of nodes" if job.nodelist else "is not set"
                 raise UnsuitableError(
-                    f"the nodes of job {job.job_id} cannot be found: SLURM_JOB_NODELIST is not "
-                    f"set, and {error}"
+                    f"the nodes of job {job.job_id} cannot be found: SLURM_JOB_NODELIST {listed}, "
+                    f"and {error}"
                 ) from error
         if (own := interfaces.address(self._site.interfaces)) is not None:
             launcher_host = own

@@ -38,6 +38,7 @@ _SHORT: Mapping[str, str] = {
     "-p": "--partition",
     "-q": "--qos",
     "-t": "--time",
+    "-W": "--wait",
     "-w": "--nodelist",
     "-x": "--exclude",
 }
@@ -53,7 +54,9 @@ _INSTEAD: Mapping[str, str] = {
     "--partition": "use --partition",
     "--qos": "use --qos",
     "--signal": "set time_limit.reserve in a policy",
+    "--test-only": "--print-script shows the script",
     "--time": "use --time",
+    "--wait": "deadpool status follows the job",
     "--wrap": "the script is written from the command line",
 }
 
@@ -129,6 +132,7 @@ def batch_script(
     """
     site = settled.site
     assert options.nodes is not None
+    _check_names(wanted)
     free = 1 if options.batch_host == "never" else 0
     nodes = options.nodes + options.spares + free
     time_s = seconds_wanted(wanted, settled)
@@ -167,6 +171,14 @@ def batch_script(
     return BatchScript(
         (*given, *added), _comment(options, site.name, free), site.setup, (*command,)
     )
+
+
+def _check_names(wanted: Wanted) -> None:
+    """What stands in the script as one word is one."""
+    for flag in ("partition", "qos", "account"):
+        name = getattr(wanted, flag)
+        if name is not None and (not name.isprintable() or " " in name):
+            raise UsageError(f"--{flag} {name}: must be a name, without blanks")
 
 
 def _check_limits(
@@ -222,8 +234,10 @@ def _checked(arg: str, wanted: Wanted, settled: Settled) -> str:
     instead = dict(_INSTEAD)
     if wanted.chain is not None:
         instead["--dependency"] = "the jobs of a chain wait for each other"
-    if name in instead:
-        raise UsageError(f"--sbatch-arg {arg}: is set already; {instead[name]}")
+    # As sbatch takes them: also abbreviated.
+    for option, how in instead.items():
+        if option == name or (len(name) > 2 and option.startswith(name)):
+            raise UsageError(f"--sbatch-arg {arg}: is set already; {how}")
     if _rejected(arg, settled.site.forbidden) is not None:
         raise UsageError(
             f"--sbatch-arg {arg}: site {settled.site.name} rejects {name} "

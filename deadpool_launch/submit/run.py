@@ -14,9 +14,11 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from deadpool_launch.classify.rules import all_rules
 from deadpool_launch.errors import DeadpoolError, UnsuitableError, UsageError
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.options import LaunchOptions
+from deadpool_launch.plan import make_plan
 from deadpool_launch.policy import spares
 from deadpool_launch.sites.merge import Settled
 from deadpool_launch.submit import flags, request
@@ -66,6 +68,7 @@ def submit(
     given = ctx.params
     wanted = flags.wanted(given)
     options = _with_spares(options, request.seconds_wanted(wanted, settled))
+    _check_ahead(options, given["nproc_per_node"])
     name = request.job_name(wanted, options.script, timestamp)
     script = request.batch_script(
         wanted, options, settled, name, _command(ctx, options, settled, name)
@@ -101,6 +104,20 @@ def _with_spares(options: LaunchOptions, time_s: float | None) -> LaunchOptions:
         return options
     return msgspec.structs.replace(
         options, spares=chosen.count, remarks=(*options.remarks, chosen.remark)
+    )
+
+
+def _check_ahead(options: LaunchOptions, nproc_per_node: str) -> None:
+    """What the launcher would refuse in the job, after a day in the queue, is refused here."""
+    all_rules(None if options.rules is None else Path(options.rules))
+    assert options.nodes is not None
+    known = nproc_per_node.isdecimal() or options.site_config.gpus_per_node is not None
+    free = int(options.batch_host == "never")
+    nodes = [f"n{number}" for number in range(options.nodes + options.spares + free)]
+    make_plan(
+        nodes,
+        nodes[-1],
+        options if known else msgspec.structs.replace(options, world_size=None),
     )
 
 

@@ -91,13 +91,15 @@ def test_import_error_on_every_rank_shows_the_users_traceback(tmp_path: Path) ->
     assert not records(run_dir, "incident")
 
 
-def test_syntax_error_shows_the_line(tmp_path: Path) -> None:
+def test_script_that_is_no_python_starts_nothing(tmp_path: Path) -> None:
     run_dir, script = tmp_path / "run", tmp_path / "broken.py"
     script.write_text("x = 1\ny = (\n")
     done = local_run.run(run_dir, "--nodes", 1, script=script)
-    assert done.returncode == 20, explain(done, run_dir)
-    assert "SyntaxError" in done.stderr
-    assert "line 2" in done.stderr
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"deadpool-launch: the script {script}, line 2: is not Python ('(' was never closed)\n"
+    )
+    assert not run_dir.exists()
 
 
 def test_exit_code_of_the_script_is_a_failure_unless_zero(tmp_path: Path) -> None:
