@@ -121,6 +121,9 @@ class LeafReader:
             section, also = before, set()
         words = sorted({*self._names.valid_in(section), *also})
         close = get_close_matches(word, words, n=1)
+        if before and before != section and not close:
+            # Its beginning is no section.
+            close = get_close_matches(name, self._names.names, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         return f"{name} is not a key{hint}; valid here are {', '.join(words)}"
 
@@ -128,4 +131,6 @@ class LeafReader:
 def _syntax_problem(path: str, error: yaml.YAMLError) -> Problem:
     mark = getattr(error, "problem_mark", None)
     what = getattr(error, "problem", None) or str(error).splitlines()[0]
+    if "\\t" in what:
+        what = "a tab stands where blanks must; indent with blanks"
     return Problem(path, mark.line + 1 if mark is not None else 1, f"is not YAML: {what}")

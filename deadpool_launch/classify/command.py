@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -61,6 +62,8 @@ def classify(log: str, own: Path | None, time_left: float | None, as_json: bool)
     LOG is a rank's log, Slurm's output or the kernel's messages; - reads standard input. Exit code
     1 if no rule knows a line of it.
     """
+    if time_left is not None and math.isnan(time_left):
+        raise UsageError(f"--time-left {time_left}: must be a number of seconds, such as 30")
     mine = load_rules(own) if own is not None else ()
     if time_left is None:
         time_left = clocked_time_left(os.environ, time.time())
@@ -125,10 +128,13 @@ def _as_json(log: str, found: Finding) -> dict[str, Any]:
 
 def _open(log: str) -> BinaryIO:
     if log == "-":
-        return sys.stdin.buffer
-    if Path(log).is_dir():
-        raise UsageError(f"{log}: is a directory; name one of the files in it")
+        try:
+            return sys.stdin.buffer
+        except AttributeError:
+            raise UsageError("-: standard input is closed; name a file") from None
     try:
         return open(log, "rb")  # closed by the caller's with
+    except IsADirectoryError:
+        raise UsageError(f"{log}: is a directory; name one of the files in it") from None
     except OSError as error:
         raise UsageError(f"{log}: cannot be read ({error.strerror})") from error

@@ -25,8 +25,11 @@ import yaml
 
 from deadpool_launch.classify.model import Kind, Rule
 from deadpool_launch.errors import UsageError
+from deadpool_launch.policy.files import text_of
 
 DEFAULTS = "defaults.yaml"
+#: No exit code, XID or number of times is larger.
+_MOST = 1 << 31
 _TOP_KEYS = ("rules",)
 _RULE_KEYS = ("name", "kind", "reason", "when")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -54,13 +57,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 def load_rules(path: Path) -> tuple[Rule, ...]:
     """The rules of a file, in order. Raises ``UsageError``."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: is not UTF-8, so not a file of rules") from error
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
-    return parse_rules(text, str(path))
+    return parse_rules(text_of(path, what="file of rules"), str(path))
 
 
 def default_rules() -> tuple[Rule, ...]:
@@ -86,6 +83,11 @@ def parse_rules(text: str, where: str) -> tuple[Rule, ...]:
         raise UsageError(f"{where}: is not YAML ({error})") from error
     except RecursionError as error:
         raise UsageError(f"{where}: is nested too deeply for a file of rules") from error
+    except ValueError as error:
+        # What looks like a date or a number to YAML, and is none.
+        raise UsageError(
+            f"{where}: has a value that YAML cannot read ({error}); put it into quotes"
+        ) from error
     if not isinstance(document, dict) or not isinstance(document.get("rules"), list):
         raise UsageError(f"{where}: must begin with rules: and a list of them")
     try:
@@ -156,7 +158,7 @@ def _several(value: object, read: Callable[[object], Any]) -> frozenset[Any]:
 
 
 def _number(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
         raise _Bad(f"{value!r} must be a whole number from 0 on")
     return value
 

@@ -24,7 +24,7 @@ def site_file(environ: Mapping[str, str]) -> PolicyFile | None:
     if named == "":
         return None
     path = Path(named) if named is not None else SITE_FILE
-    if named is None and not path.exists():
+    if named is None and not is_there(path):
         return None
     return _good(path, may_limit=True, named_by=SITE_VARIABLE if named is not None else "")
 
@@ -34,7 +34,7 @@ def user_file(environ: Mapping[str, str], named: Path | None) -> PolicyFile | No
     if named is not None:
         return _good(named, may_limit=False, named_by="--policy")
     path = home_file(environ)
-    if path is None or not path.exists():
+    if path is None or not is_there(path):
         return None
     return _good(path, may_limit=False)
 
@@ -52,6 +52,19 @@ def home_folder(environ: Mapping[str, str]) -> Path | None:
     if home := environ.get("HOME"):
         return Path(home) / ".config" / "deadpool"
     return None
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is something to read. So are a link into nothing and what nobody may look at:
+    who reads them says what is wrong, where passing them over would say nothing.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def check(path: Path) -> list[Problem]:

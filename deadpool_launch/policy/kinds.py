@@ -22,8 +22,9 @@ Value = Any
 
 _NULL = "tag:yaml.org,2002:null"
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_WITH_UNIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|min|m|h|d)?")
-_AS_IN_SLURM = re.compile(r"(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?")
+#: Digits beyond these make no time.
+_WITH_UNIT = re.compile(r"(\d{1,15}(?:\.\d{0,15})?|\.\d{1,15})\s*(ms|s|min|m|h|d)?")
+_AS_IN_SLURM = re.compile(r"(?:(\d{1,9})-)?(\d{1,9}):(\d{1,2})(?::(\d{1,2}))?")
 #: What a duration looks like.
 A_DURATION = "a duration such as 90s, 5m, 2h or 1-00:00:00"
 
@@ -161,11 +162,11 @@ class Order:
 
     def of(self, given: Iterable[str]) -> Value:
         """The order that these words make; raises ``BadValue``."""
-        order = list(given)
-        if order and order[-1] != self.words[-1]:
-            order.append(self.words[-1])
+        words = list(given)
+        ended = words[-1:] == [self.words[-1]]
+        order = words if ended or not words else [*words, self.words[-1]]
         if not order or len(set(order)) < len(order) or not set(order) <= set(self.words):
-            raise bad(", ".join(order), self.wanted)
+            raise bad(", ".join(words), self.wanted)
         return tuple(order)
 
     def show(self, value: Value) -> str:
@@ -238,6 +239,8 @@ class Checks:
                 raise BadValue(
                     f"{name} is not a key of check {number}; valid are command and timeout"
                 )
+            if name in found:
+                raise BadValue(f"{name} is in check {number} twice; remove one")
             found[name] = value
         if "command" not in found or "timeout" not in found:
             missing = "command" if "command" not in found else "timeout"

@@ -131,8 +131,14 @@ class _Reader(LeafReader):
             return None
         found: dict[str, Given] = {}
         for word, value in node.value:
+            if not isinstance(word, yaml.ScalarNode):
+                self.wrong(word, f"{name}: a key must be a word; use {' or '.join(usable)}")
+                return None
             if word.value not in usable:
                 self.wrong(word, f"{name}: {word.value} is not valid; use {' or '.join(usable)}")
+                return None
+            if word.value in found:
+                self.wrong(word, f"{name}: {word.value} stands here a second time; remove one")
                 return None
             given = self._value(key, word, value)
             if given is None:

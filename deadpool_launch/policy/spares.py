@@ -89,7 +89,14 @@ def choose(options: LaunchOptions, *, total: int | None, hours_left: float | Non
     active = options.nodes
     if options.spare_fraction is not None:
         count = share_of(options.spare_fraction, active=active, total=total)
-        return _bounded(count, f"spares.fraction {options.spare_fraction:g}", options.spare_bounds)
+        why = f"spares.fraction {options.spare_fraction:g}"
+        chosen = _bounded(count, why, options.spare_bounds)
+        if active is not None and chosen.count > _MOST_SPARES:
+            raise UsageError(
+                f"{why}: makes {count} spares beside {active} active nodes, and {_MOST_SPARES} at "
+                "most can be held; name a smaller share"
+            )
+        return chosen
     if options.node_mtbf_hours is None:
         return None
     hours = options.spare_hours if options.spare_hours is not None else hours_left

@@ -47,6 +47,8 @@ def sites(
     The file template.yaml, among those that come with DEADPOOL, explains every key.
     """
     if checked is not None:
+        if name or partition or qos or as_json:
+            raise UsageError(f"--check {checked}: shows no site; leave out what is beside it")
         return terminal.tell_problems(
             checked, read_site(text_of(Path(checked), what="site file"), checked)[1]
         )

@@ -6,13 +6,14 @@ DEADPOOL. Files of one name are levels of one site (``merge.py``).
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 from deadpool_launch.errors import UsageError
-from deadpool_launch.policy.files import home_folder, text_of
+from deadpool_launch.policy.files import home_folder, is_there, text_of
 from deadpool_launch.sites.merge import Settled, fits, settle
 from deadpool_launch.sites.model import SiteConfig
 from deadpool_launch.sites.reading import SiteFile, read_site
@@ -37,7 +38,11 @@ def folders(environ: Mapping[str, str]) -> list[Path]:
 
 def names(environ: Mapping[str, str]) -> list[str]:
     """The names of all sites."""
-    found = {path.stem for folder in folders(environ) for path in folder.glob("*.yaml")}
+    found: set[str] = set()
+    for folder in folders(environ):
+        # Whoever reads a site learns of a folder that cannot be looked into.
+        with contextlib.suppress(OSError):
+            found |= {path.stem for path in folder.iterdir() if path.suffix == ".yaml"}
     return sorted(found - {TEMPLATE})
 
 
@@ -60,7 +65,7 @@ def load(
         where = folders(environ)[-1]
         raise UsageError(f"{named_by} {name}: {what}; {where}/NAME.yaml would be one of yours")
     paths = [folder / f"{name}.yaml" for folder in folders(environ)]
-    levels = [_good(path) for path in paths if path.exists()]
+    levels = [_good(path) for path in paths if is_there(path)]
     return settle(name, levels, partition=partition, qos=qos)
 
 

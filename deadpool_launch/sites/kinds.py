@@ -63,7 +63,9 @@ class Words:
 
     def _word(self, entry: yaml.Node) -> str:
         text = scalar(entry, self.wanted)
-        if not text.startswith(self.start) or not text.strip() or "\n" in text:
+        # An option is one word, with its value behind a = if it has one.
+        several = self.start and " " in text.partition("=")[0]
+        if not text.startswith(self.start) or several or not text.strip() or "\n" in text:
             raise bad(text, self.wanted)
         return text
 

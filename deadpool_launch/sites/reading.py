@@ -71,6 +71,9 @@ class _Reader(LeafReader):
             if not isinstance(key, yaml.ScalarNode) or not isinstance(inside, yaml.MappingNode):
                 self.wrong(key, f"{section} must be a mapping of names to keys and their values")
                 continue
+            if (section, str(key.value)) in self.overrides:
+                self.wrong(key, f"{section}.{key.value} stands here a second time; remove one")
+                continue
             found: dict[str, Given] = {}
             inner = LeafReader(self.path, OVERRIDABLE)
             for name, where, value in inner.leaves(inside, "", set()):

@@ -85,7 +85,7 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"none\.yaml: cannot be read \(No such file"):
         load_rules(tmp_path / "none.yaml")
     (tmp_path / "bad.yaml").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(UsageError, match=r"bad\.yaml: is not UTF-8"):
+    with pytest.raises(UsageError, match=r"bad\.yaml, line 1: is not UTF-8"):
         load_rules(tmp_path / "bad.yaml")
 
 
