@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ SECRET_NAME = "secret"
 SECRET_NBYTES = 32
 #: Where the launcher listens, as HOST:PORT, for commands that are given beside the job.
 ADDRESS_NAME = "address"
+_ADDRESS = re.compile(r"([\w.:%-]{1,255}):(\d{1,5})", re.ASCII)
+#: What no name of a host has between two dots.
+_LONG_LABEL = re.compile(r"^\.|\.\.|[^.]{64}")
 #: Time for a peer to finish the handshake.
 HANDSHAKE_S = 10.0
 
@@ -49,8 +53,11 @@ def write_address(run_dir: Path, host: str, port: int) -> None:
 
 def read_address(run_dir: Path) -> tuple[str, int]:
     """The opposite; raises ``OSError``, or ``ValueError`` if there is something else."""
-    host, _, port = (run_dir / ADDRESS_NAME).read_text().strip().rpartition(":")
-    return host, int(port)
+    text = (run_dir / ADDRESS_NAME).read_text(encoding="ascii", errors="replace").strip()
+    found = _ADDRESS.fullmatch(text)
+    if found is None or not 0 < int(found[2]) < 1 << 16 or _LONG_LABEL.search(found[1]):
+        raise ValueError(f"{ADDRESS_NAME} is not HOST:PORT")
+    return found[1], int(found[2])
 
 
 def forget(run_dir: Path) -> None:

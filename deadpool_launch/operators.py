@@ -16,7 +16,7 @@ from pathlib import Path
 from deadpool_launch import channel
 from deadpool_launch.errors import DeadpoolError, UsageError
 from deadpool_launch.exits import ExitCode
-from deadpool_launch.journal import JOURNAL_NAME, read
+from deadpool_launch.journal import JOURNAL_NAME, read, record_of
 from deadpool_runtime import protocol
 from deadpool_slurm import access
 from deadpool_slurm.client import SlurmError
@@ -25,6 +25,8 @@ from deadpool_slurm.client import SlurmError
 RUNS = "deadpool-runs"
 CONNECT_S = 10.0
 ANSWER_S = 60.0
+#: Of a journal, to see that it is one.
+_BEGIN_NBYTES = 64 << 10
 
 
 class NotReached(DeadpoolError):
@@ -45,14 +47,16 @@ def find_run(
     ``work_dir`` finds the folder from which Slurm's job of a number was submitted. ``flag``: empty
     where the job is an argument. Raises ``UsageError``.
     """
+    named_by = flag
     if job is None and (inside := environ.get("SLURM_JOB_ID")):
-        job = inside
+        job, named_by = inside, "SLURM_JOB_ID "
     if job is None:
         return _the_only_one(flag)
-    if Path(job).is_dir():
+    if os.path.isdir(job):
         return Path(job)
     if not job.isdecimal():
-        raise UsageError(f"{flag}{job}: there is no such run directory")
+        what = "a file, and no" if os.path.isfile(job) else "there is no such"
+        raise UsageError(f"{named_by}{job}: {what} run directory")
     folders = [Path(RUNS)]
     submitted_from = work_dir(job)
     if submitted_from is not None:
@@ -62,7 +66,7 @@ def find_run(
             return found
     where = " and ".join(map(str, folders))
     raise UsageError(
-        f"{flag}{job}: there is no run directory of this job in {where}; name it: {flag}RUN_DIR"
+        f"{named_by}{job}: there is no run directory of this job in {where}; name it: {flag}RUN_DIR"
     )
 
 
@@ -119,9 +123,20 @@ def ask(run_dir: Path, question: protocol.Question) -> protocol.Answer:
 
 
 def require_journal(run_dir: Path) -> Path:
-    """The folder itself, if it is a run directory; else raises ``UsageError``."""
-    if not (run_dir / JOURNAL_NAME).exists():
-        raise UsageError(f"{run_dir} is no run directory: it has no {JOURNAL_NAME}")
+    """The folder itself, if it is a run directory that can be read; else raises ``UsageError``."""
+    path = run_dir / JOURNAL_NAME
+    try:
+        with path.open("rb") as file:
+            begin = file.read(_BEGIN_NBYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{run_dir} is no run directory: it has no {JOURNAL_NAME}") from None
+    except PermissionError as error:
+        raise UsageError(f"{path} can be read by the job's user only") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror})") from error
+    records = [record_of(line) for line in begin[: begin.rfind(b"\n") + 1].splitlines()]
+    if records and not any(record and {"at", "kind"} <= record.keys() for record in records):
+        raise UsageError(f"{path} has no record of a job; name the run directory of one")
     return run_dir
 
 

@@ -6,6 +6,7 @@ Needs matplotlib (the extra ``plot``), which is imported only when a picture is 
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from deadpool_launch.view import RunView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _REFERENCE = {"color": "#9ecae1", "linewidth": 5, "solid_capstyle": "round", "label": "undisturbed"}
 _DISTURBED = {"color": "#08306b", "linewidth": 1.3, "label": "with the fault"}
@@ -33,8 +35,23 @@ def check_path(path: Path) -> None:
     """Raise a ``UsageError`` if no PNG can be written to ``path``."""
     if path.suffix.lower() != ".png":
         raise UsageError(f"--plot {path}: must end in .png")
-    if not path.absolute().parent.is_dir():
+    folder = path.absolute().parent
+    if not os.path.isdir(folder):
         raise UsageError(f"--plot {path}: the folder does not exist")
+    if os.path.isdir(path):
+        raise UsageError(f"--plot {path}: is a folder; name a file in it")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise UsageError(f"--plot {path}: cannot be written; name a file in another folder")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the file. Raises ``UsageError``."""
+    try:
+        figure.savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise UsageError(
+            f"--plot {path}: cannot be written ({error.strerror}); name another file"
+        ) from error
 
 
 def draw(reference: RunView | None, disturbed: RunView, path: Path, title: str) -> None:
@@ -48,7 +65,7 @@ def draw(reference: RunView | None, disturbed: RunView, path: Path, title: str) 
     by_step, by_time = figure.subplots(2, 1, height_ratios=[3, 2])
     _draw_losses(by_step, reference, disturbed)
     _draw_progress(by_time, reference, disturbed)
-    figure.savefig(path, format="png", dpi=120)
+    save(figure, path)
 
 
 def _draw_losses(axes: Axes, reference: RunView | None, disturbed: RunView) -> None:

@@ -37,7 +37,7 @@ from deadpool_launch.sites import files
 from deadpool_launch.sites.cluster import cluster_name
 from deadpool_launch.sites.model import SiteConfig
 from deadpool_launch.whatif.asking import layout_of, model_of, model_options, parallel_options
-from deadpool_launch.whatif.reading import count_option, size_option, time_option
+from deadpool_launch.whatif.reading import MOST_NODES, count_option, size_option, time_option
 from deadpool_launch.whatif.sizes import Layout
 from deadpool_slurm.environ import read_job
 
@@ -60,7 +60,7 @@ class Found:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
-@count_option("--nodes", 1, "Active nodes.  [default: all but the spares]")
+@count_option("--nodes", 1, "Active nodes.  [default: all but the spares]", MOST_NODES)
 @click.option(
     "--spares", type=click.IntRange(min=0), metavar="N", help="Nodes held back.  [default: 0]"
 )
@@ -276,7 +276,7 @@ def _folder(given: Path | None) -> Iterator[Path]:
     """A folder beside the run directories; it goes away, and so do those that were made for it."""
     parent = (given or Path(RUNS)).absolute()
     base = parent / f"preflight-{secrets.token_hex(4)}"
-    made = [folder for folder in (base, *base.parents) if not folder.exists()]
+    made = [folder for folder in (base, *base.parents) if not os.path.exists(folder)]
     try:
         yield base
     finally:

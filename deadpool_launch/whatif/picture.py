@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from deadpool_launch import plot
 from deadpool_launch.whatif.estimate import Estimate
 from deadpool_launch.whatif.job import Job
 
@@ -62,4 +63,4 @@ def draw(estimates: Sequence[Estimate], job: Job, path: Path) -> None:
     )
     goodput.set_xlabel("goodput, %")
     goodput.grid(alpha=0.3)
-    figure.savefig(path, format="png", dpi=120)
+    plot.save(figure, path)

@@ -11,6 +11,10 @@ from deadpool_launch.errors import UsageError
 from deadpool_launch.whatif import advice, report
 from deadpool_launch.whatif.asking import layout_of, model_of, model_options, parallel_options
 from deadpool_launch.whatif.reading import (
+    MOST_NODES,
+    MOST_RANKS,
+    MOST_SEEDS,
+    check_lengths,
     count_option,
     drawn_faults,
     faults_text,
@@ -26,13 +30,13 @@ _QUEUE_S = 3600.0
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @model_options
-@count_option("--nodes", 1, "Nodes that train.")
-@count_option("--nproc-per-node", 1, "Ranks on each.  [default: 1]")
+@count_option("--nodes", 1, "Nodes that train.", MOST_NODES)
+@count_option("--nproc-per-node", 1, "Ranks on each.  [default: 1]", MOST_RANKS)
 @count_option("--dp", 1, "Data-parallel ranks.  [default: what tp and pp leave]")
 @parallel_options
 @time_option("--step-time", "One step, unprotected.")
 @time_option("--time-limit", "How long the job runs.")
-@count_option("--spares", 1, "Spares to plan with.  [default: as many as are enough]")
+@count_option("--spares", 1, "Spares to plan with.  [default: as many as are enough]", MOST_NODES)
 @time_option("--node-mtbf", "As for deadpool simulate.")
 @share_option("--transient", "As for deadpool simulate.")
 @share_option("--probability", "That the spares are enough.  [default: 0.99]")
@@ -41,7 +45,7 @@ _QUEUE_S = 3600.0
 @size_option("--memory-per-node", "What a node has for the copies (/dev/shm, --mem).")
 @size_option("--copy-rate", "Bytes a second to a node's shared memory.  [default: measured]")
 @size_option("--send-rate", "Bytes a second to other nodes.  [default: measured]")
-@count_option("--seeds", 1, f"Runs for the goodput.  [default: {_SEEDS}]")
+@count_option("--seeds", 1, f"Runs for the goodput.  [default: {_SEEDS}]", MOST_SEEDS)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def plan(as_json: bool, **options: Any) -> int:
     """Plan a job: memory for the copies, whether they hide, spares to ask for, expected goodput.
@@ -77,12 +81,14 @@ def _question(options: dict[str, Any]) -> advice.Question:
         options, options["nodes"], options["spares"] or 0, options["nproc_per_node"] or 1
     )
     layout.check(options["dp"])
+    faults = drawn_faults(options)
+    check_lengths(layout.nodes, options["step_time"], options["time_limit"], faults)
     return advice.Question(
         model=model_of(options),
         layout=layout,
         step_s=options["step_time"],
         limit_s=options["time_limit"],
-        faults=drawn_faults(options),
+        faults=faults,
         probability=options["probability"] or advice.PROBABILITY,
         queue_s=options["queue_wait"] or _QUEUE_S,
         copy_rate=options["copy_rate"] or advice.COPY_RATE,

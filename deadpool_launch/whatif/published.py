@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 
+from deadpool_launch.errors import UsageError
 from deadpool_launch.whatif import paper, report
 from deadpool_launch.whatif.estimate import Estimate, Mean, estimate, ratio
 from deadpool_launch.whatif.faults import Renewal
 from deadpool_launch.whatif.job import Job
 
-#: For the other MTBFs that are shown.
+#: The other MTBFs that are shown, as multiples, and the runs for each.
+FACTORS = (0.25, 4.0)
 _FEWER_SEEDS = 100
 
 
@@ -26,9 +29,15 @@ def compare(
     estimates = both(Renewal(mtbf_s), seeds)
     others = {
         mtbf_s * factor: _recovery(both(Renewal(mtbf_s * factor), seeds[:_FEWER_SEEDS]))
-        for factor in (0.25, 4.0)
+        for factor in FACTORS
     }
     found = _recovery(estimates)
+    if any(math.isnan(each.value) for each in (found, *others.values())):
+        raise UsageError(
+            f"--paper: no fault strikes in {len(seeds)} runs with a node MTBF of up to "
+            f"{report.hours(max(FACTORS) * mtbf_s)}, so there is nothing to compare; give more "
+            "--seeds or a shorter --node-mtbf"
+        )
     if not as_json:
         lines = [*report.tables(job, estimates, seeds), ""]
         lines += [*_lines(assumptions, mtbf_s, found, others), ""]

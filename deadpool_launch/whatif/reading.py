@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import click
 
 from deadpool_launch.errors import UsageError
-from deadpool_launch.policy.kinds import A_DURATION, read_duration
-from deadpool_launch.whatif.faults import Renewal, Trace, listed
+from deadpool_launch.policy.kinds import A_DURATION, read_duration, show_duration
+from deadpool_launch.whatif.faults import Faults, Renewal, Trace, listed
 from deadpool_launch.whatif.report import hours, share
-from deadpool_launch.whatif.strategies import GIVEN, MEANING, Strategy
+from deadpool_launch.whatif.strategies import GIVEN, MEANING, MEASURED, Strategy
 
 #: Unexpected interruptions, days and nodes of eight GPUs of the Llama 3 405B training.
 _LLAMA = 419, 54, 16_384 // 8
@@ -40,6 +40,15 @@ _TRACE_LINE = re.compile(
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:[eE]\d+)?)\s*([KMGBT]?)(i?B)?", re.IGNORECASE)
 
 
+#: Of whatever is counted: more cannot be counted without rounding.
+_MOST = 10**15
+#: Of nodes, of ranks on one, and of runs: more would not fit into memory, or never end.
+MOST_NODES, MOST_RANKS, MOST_SEEDS = 200_000, 1024, 100_000
+#: A training job takes no longer; where it seems to, a unit is wrong.
+_LONGEST_S = 100 * 365.25 * 86400
+#: Of a file that is read whole.
+_MOST_NBYTES = 64 << 20
+
 F = TypeVar("F")
 
 #: What ``click.option`` gives.
@@ -58,16 +67,18 @@ def time_option(name: str, text: str) -> Decorator[Any]:
     return click.option(name, metavar="TIME", callback=read, help=text)
 
 
-def count_option(name: str, least: int, text: str) -> Decorator[Any]:
-    """An option that takes a whole number of at least ``least``, as ``7B`` or ``1e5`` too."""
+def count_option(name: str, least: int, text: str, most: int = _MOST) -> Decorator[Any]:
+    """An option that takes a whole number from ``least`` to ``most``, as ``7B`` or ``1e5`` too."""
 
     def read(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
         found = None if value is None else _scaled(value, _DECIMAL)
-        if value is not None and (found is None or found != int(found) or found < least):
+        if value is not None and (found is None or found % 1 != 0 or found < least):
             raise UsageError(
                 f"{name} {value}: must be a whole number of at least {least}, such as "
                 f"{max(least, 128)}, 1e5 or 7B"
             )
+        if found is not None and found > most:
+            raise UsageError(f"{name} {value}: must be at most {most:,}")
         return None if found is None else int(found)
 
     return click.option(name, metavar="N", callback=read, help=text)
@@ -83,7 +94,7 @@ def size_option(name: str, text: str) -> Decorator[Any]:
 
     def read(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
         found = None if value is None else _scaled(value, _BINARY)
-        if value is not None and (found is None or found < 1):
+        if value is not None and (found is None or not 1 <= found <= _MOST):
             raise UsageError(f"{name} {value}: must be a size such as 512G or 1.5T")
         return None if found is None else int(found)
 
@@ -138,6 +149,30 @@ def drawn_faults(options: Mapping[str, Any]) -> Renewal:
     )
 
 
+def check_lengths(
+    nodes: int, step_s: float, length_s: float, faults: Faults, named: str = "--node-mtbf"
+) -> None:
+    """Raise a ``UsageError`` for a job of which no simulation would see the end. ``named``: what
+    says how often there are faults.
+    """
+    if length_s > _LONGEST_S:
+        raise UsageError(
+            f"{show_duration(step_s)} a step (--step-time): the job takes {_years(length_s)} years "
+            f"without any fault, and {_years(_LONGEST_S)} at most can be simulated; is the unit "
+            "right?"
+        )
+    rate = faults.rate(nodes)
+    if rate * step_s > 1:
+        raise UsageError(
+            f"{named}: some of {nodes} nodes fails every {1 / rate:.3g} s, and a step takes "
+            f"{show_duration(step_s)}, so none would be completed; is a unit missing, as in 50000h?"
+        )
+
+
+def _years(seconds: float) -> str:
+    return f"{seconds / (365.25 * 86400):.3g}"
+
+
 def faults_text(faults: Renewal, options: Mapping[str, Any]) -> list[str]:
     """What is taken for the faults, and where that is from."""
     kind = "exponential" if faults.shape == 1 else f"Weibull, shape {faults.shape:g}"
@@ -158,10 +193,20 @@ def faults_text(faults: Renewal, options: Mapping[str, Any]) -> list[str]:
 def read_trace(path: Path, seats: int) -> Trace:
     """The record of faults in a file; see ``parse_trace``."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _text_of(path)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"{path}: cannot be read as lines of text ({_because(error)})") from None
     return parse_trace(text, seats, str(path))
+
+
+def _text_of(path: Path) -> str:
+    """Raises ``OSError`` and ``UnicodeError``."""
+    with path.open("rb") as file:
+        content = file.read(_MOST_NBYTES + 1)
+    if len(content) > _MOST_NBYTES:
+        raise UsageError(f"{path}: is larger than {_MOST_NBYTES >> 20} MiB; is it the right file?")
+    # Spreadsheets put a mark at the beginning.
+    return content.decode("utf-8-sig")
 
 
 def parse_trace(text: str, seats: int, name: str) -> Trace:
@@ -189,20 +234,37 @@ def parse_trace(text: str, seats: int, name: str) -> Trace:
 
 
 def read_first_step(path: Path) -> dict[str, float]:
-    """Seconds to the first step after each kind of fault, as ``bench/first_step.py`` wrote them."""
+    """Seconds to the first step after each fault in ``MEASURED``, as ``bench/first_step.py`` wrote
+    them.
+    """
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))["results"]
-        return {case: float(each["median"]["first step"]) for case, each in results.items()}
-    except (OSError, UnicodeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        results = json.loads(_text_of(path))["results"]
+        found = {case: results[case]["median"]["first step"] for case in MEASURED.values()}
+    except (OSError, UnicodeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{path}: is not what bench/first_step.py writes ({_because(error)})"
         ) from None
+    for case, seconds in found.items():
+        if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+            raise UsageError(
+                f"{path}: {case} has the median {seconds!r}; must be seconds to the first step, "
+                "from 0 on"
+            )
+    return {case: float(seconds) for case, seconds in found.items()}
 
 
 def _because(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    match error:
+        case OSError(strerror=str(why)):
+            return why
+        case KeyError():
+            return f"{error} is not in it"
+        case UnicodeError():
+            return "not UTF-8 text"
+        case json.JSONDecodeError(lineno=line, msg=why):
+            return f"line {line} is not JSON: {why}"
+        case _:
+            return "it has another form"
 
 
 # ---------------------------------------------------------------- the user's figures

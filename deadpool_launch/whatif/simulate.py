@@ -13,10 +13,13 @@ from deadpool_launch.errors import UsageError
 from deadpool_launch.policy.kinds import show_duration
 from deadpool_launch.whatif import paper, picture, published, report
 from deadpool_launch.whatif.estimate import estimate
-from deadpool_launch.whatif.faults import Faults
+from deadpool_launch.whatif.faults import Faults, Renewal
 from deadpool_launch.whatif.job import Job
 from deadpool_launch.whatif.reading import (
+    MOST_NODES,
+    MOST_SEEDS,
     NODE_MTBF_S,
+    check_lengths,
     count_option,
     drawn_faults,
     faults_text,
@@ -39,8 +42,8 @@ _WITH_PAPER = frozenset(
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @count_option("--steps", 1, "Steps of the job.")
 @time_option("--step-time", "One step, undisturbed.")
-@count_option("--nodes", 1, "Nodes that train.")
-@count_option("--spares", 0, "Nodes that wait.  [default: 0]")
+@count_option("--nodes", 1, "Nodes that train.", MOST_NODES)
+@count_option("--spares", 0, "Nodes that wait.  [default: 0]", MOST_NODES)
 @time_option(
     "--node-mtbf",
     "Mean time between the faults of one node.  [default: that of a published job]",
@@ -98,7 +101,7 @@ _WITH_PAPER = frozenset(
     "FILE",
     "Take DEADPOOL's recovery from what bench/first_step.py wrote.",
 )
-@count_option("--seeds", 1, f"Runs of each strategy.  [default: {_SEEDS}]")
+@count_option("--seeds", 1, f"Runs of each strategy.  [default: {_SEEDS}]", MOST_SEEDS)
 @count_option("--seed", 0, "The first seed.  [default: 0]")
 @click.option("--paper", "as_published", is_flag=True, help="The published 100,000-step result.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -131,12 +134,19 @@ def simulate(
                 raise UsageError(f"{param.opts[0]}: --paper sets it; leave out one of them")
         assumptions = paper.Assumptions(**({} if step_time is None else {"step_s": step_time}))
         runs = range(first, first + (seeds or paper.SEEDS))
+        job, _, _ = paper.preset(assumptions)
+        often = Renewal((node_mtbf or NODE_MTBF_S) * min(published.FACTORS))
+        check_lengths(job.nodes, job.step_s, job.undisturbed_s, often)
         job, estimates, told = published.compare(
             assumptions, node_mtbf or NODE_MTBF_S, runs, as_json=as_json
         )
     else:
         job = _job(step_time, **options)
         faults, assumed = _faults(job, {**options, "node_mtbf": node_mtbf})
+        named = f"{options['trace'] or '--node-mtbf'}"
+        if options["group"] is not None:
+            named += " and --group-mtbf"
+        check_lengths(job.nodes, job.step_s, job.undisturbed_s, faults, named)
         compared = _compared(options["strategies"], options["measurement"], options["changes"])
         runs = range(first, first + (seeds or _SEEDS))
         estimates = [estimate(job, faults, each, runs) for each in compared]

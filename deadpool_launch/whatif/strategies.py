@@ -42,6 +42,13 @@ MEANING: Mapping[str, tuple[str, str]] = {
 }
 
 
+#: Figures of DEADPOOL's that ``bench/first_step.py`` measures, and the case that each is.
+MEASURED: Mapping[str, str] = {
+    "transient": "kill of one process",
+    "permanent": "power-off, spare at-start",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """A way to live with faults."""
@@ -189,10 +196,6 @@ def chosen(names: tuple[str, ...]) -> list[Strategy]:
 def measured(strategy: Strategy, medians: Mapping[str, float], source: str) -> Strategy:
     """The same with what ``bench/first_step.py`` measured; ``medians``: seconds to the first step
     by case."""
-    cases = {
-        "transient": "kill of one process",
-        "permanent": "power-off, spare at-start",
-    }
-    for key, case in cases.items():
+    for key, case in MEASURED.items():
         strategy = strategy.changed(key, medians[case], f"{source}: {case}")
     return strategy
