@@ -257,8 +257,10 @@ class _Walk:
         return max(self.base, newest - every) if under_way else newest
 
     def _copies_gone(self, gone: set[int]) -> bool:
-        job = self.job
-        holders = _holders(job.nodes, job.spares, job.domain, self.rules.holders)
+        job, count = self.job, self.rules.holders
+        if len(gone) <= min(count, job.seats - 1):
+            return False
+        holders = _holders(job.nodes, job.spares, job.domain, count)
         return any(gone.issuperset(holders[seat]) for seat in gone)
 
     # ------------------------------------------------------------ the account
