@@ -23,6 +23,7 @@ from functools import lru_cache
 
 from deadpool_launch.whatif.faults import Fault
 from deadpool_launch.whatif.job import Account, Job
+from deadpool_runtime.replication.naming import Ranks
 from deadpool_runtime.replication.placement import Nodes, choose_holders
 
 
@@ -304,7 +305,7 @@ def _holders(nodes: int, spares: int, domain: int, count: int) -> tuple[tuple[in
         spares=names[nodes:],
         domains={name: str(seat // domain) for name, seat in seats.items()},
     )
-    own = {seat: {(seat,): 1} for seat in range(nodes)}
+    own: dict[int, dict[Ranks, int]] = {seat: {(seat,): 1} for seat in range(nodes)}
     found = choose_holders(own, dict(enumerate(names[:nodes])), among, count)
     return tuple(
         () if each is None else tuple(seats[share.node] for share in each.shares)
