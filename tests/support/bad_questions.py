@@ -126,6 +126,9 @@ SIMULATIONS = (
     bad(f"{_SIMULATE} --plot a.pdf", "--plot a.pdf: must end in .png"),
     bad(f"{_SIMULATE} --plot none/a.png", "--plot none/a.png: the folder does not exist"),
     bad(f"{_SIMULATE} --plot a.png", "--plot a.png: is a folder; name a", files={"a.png": None}),
+    bad(f"{_SIMULATE} --policy .", "--policy .: cannot be read (Is a directory)"),
+    bad(f"{_SIMULATE} --replication-factor 64", "replicas go to so many other nodes"),
+    bad(f"{_SIMULATE} --replication-interval -1", "-1: must be a whole number of at least 1"),
     bad("deadpool simulate --paper --nodes 4", "--nodes: --paper sets it; leave out one of them"),
     bad("deadpool simulate --paper --step-time 10d", "is the unit right?"),
     bad("deadpool simulate --paper --node-mtbf 20m", "so none would be completed"),
@@ -186,6 +189,10 @@ PLANS = (
     bad(f"{_PLAN} --copy-rate 0", "--copy-rate 0: must be a size such as 512G"),
     bad(f"{_PLAN} --send-rate -1G", "--send-rate -1G: must be a size such as 512G"),
     bad(f"{_PLAN} --seeds x", "--seeds x: must be a whole number of at least 1"),
+    bad(f"{_PLAN} --policy none.yaml", "--policy none.yaml: cannot be read (No such file or direc"),
+    bad(f"{_PLAN} --replication-factor 0", "--replication-factor 0: must be a whole number of at"),
+    bad(f"{_PLAN} --replication-factor 99", "replicas go to so many other nodes"),
+    bad(f"{_PLAN} --replication-interval x", "--replication-interval x: must be a whole number"),
 )
 
 _LOOK = "deadpool preflight --site local"
@@ -208,6 +215,7 @@ PREFLIGHTS = (
     bad(f"{_LOOK} --params 7B --optimizer lion", "'lion' is not one of 'adamw'"),
     bad(f"{_LOOK} --params 7B --optimizer-dtype int8", "'int8' is not one of 'fp32'"),
     bad(f"{_LOOK} --run-dir=", "--run-dir: is empty"),
+    bad(f"{_LOOK} --policy none.yaml", "--policy none.yaml: cannot be read (No such file or direc"),
     bad("deadpool preflight --self-test", "--self-test: there are no nodes to test; ru", code=10),
     bad(
         f"{_LOOK}",
