@@ -40,8 +40,8 @@ _TRACE_LINE = re.compile(
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:[eE]\d+)?)\s*([KMGBT]?)(i?B)?", re.IGNORECASE)
 
 
-#: Of whatever is counted: more cannot be counted without rounding.
-_MOST = 10**15
+#: Of whatever is counted, and of bytes.
+_MOST, _MOST_SIZE = 10**15, 1 << 60
 #: Of nodes, of ranks on one, and of runs: more would not fit into memory, or never end.
 MOST_NODES, MOST_RANKS, MOST_SEEDS = 200_000, 1024, 100_000
 #: A training job takes no longer; where it seems to, a unit is wrong.
@@ -94,7 +94,7 @@ def size_option(name: str, text: str) -> Decorator[Any]:
 
     def read(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
         found = None if value is None else _scaled(value, _BINARY)
-        if value is not None and (found is None or not 1 <= found <= _MOST):
+        if value is not None and (found is None or not 1 <= found <= _MOST_SIZE):
             raise UsageError(f"{name} {value}: must be a size such as 512G or 1.5T")
         return None if found is None else int(found)
 

@@ -156,7 +156,7 @@ def test_machine_without_slurm_is_told(
         ("--state-bytes 1G --sharding zero1", "--state-bytes: does not say which part of it is"),
         ("--site local --shard 4", "--shard: is for --sharding hsdp only"),
         ("--site local --nodes 3 --tp 2", "--tp 2 x --pp 1: 3 ranks (3 nodes x 1) are not a"),
-        ("--nproc-per-node some", "--nproc-per-node some: must be auto, gpu or a number of at"),
+        ("--nproc-per-node some", "--nproc-per-node some: must be auto, gpu or a number from 1"),
         ("--site local --mpi pmi2", "--mpi pmi2: with --site local it is mpiexec"),
         ("--agent-start-timeout soon", "--agent-start-timeout soon: must be a duration such as"),
         ("--selftest", "--selftest is not an option of deadpool preflight; did you mean --self-"),
