@@ -44,7 +44,7 @@ WORDS = (
     bad(f"{_HERE} train.py —nodes 4", "—nodes: does not begin with -", "type it anew"),
     bad(f"{_HERE} train.py --nodes ''", "--nodes: is empty", "variable of the shell not set"),
     bad(f"{_HERE} '' train.py", "an argument: is empty", "leave it out"),
-    bad(f"{_HERE} train.py --checkpoint-name=", "--checkpoint-name: is empty"),
+    bad(f"{_HERE} --dry-run train.py --checkpoint-name=", "--checkpoint-name: is empty"),
     Case((*_HERE.split(), "train.py\r"), ("train.py\\r: ends with a carriage return", "dos2unix")),
     Case((*_HERE.split(), "train.py", "--nodes\xa04"), ("--nodes\\xa04 is not an option",)),
 )
