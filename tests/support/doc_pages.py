@@ -125,5 +125,7 @@ def _of_block(name: str, block: Block) -> Iterator[Command]:
 
 def _words(line: str) -> tuple[str, ...]:
     """The words of one command, without comment, ``exec`` and what its output goes to."""
-    words = shlex.split(line.partition(" > ")[0], comments=True)
+    # Variables are the shell's to replace.
+    whole = line.partition(" > ")[0].replace("$SCRATCH", "/scratch")
+    words = shlex.split(whole, comments=True)
     return tuple(words[1:] if words[:1] == ["exec"] else words)
