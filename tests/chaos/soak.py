@@ -210,7 +210,9 @@ def run_job(
         problem += str(trial.keep(keep, f"job-{plan.number}"))
     cluster.reset()
     left = chaos_trial.left_behind(cluster)
-    return problem or "; ".join(left)
+    if left and not problem:
+        problem = f"{'; '.join(left)}; kept in {trial.keep(keep, f'job-{plan.number}')}"
+    return problem
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ _IFF_UP_RUNNING = 0x41
 def main(folder: Path) -> None:
     for name, text in FILES.items():
         (folder / name).write_text(text)
-        command = ["mount", "--bind", folder / name, os.path.realpath(f"/etc/{name}")]
+        command = ["mount", "--bind", str(folder / name), os.path.realpath(f"/etc/{name}")]
         subprocess.run(command, check=True)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         up = struct.pack("16sH14x", b"lo", _IFF_UP_RUNNING)
