@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from deadpool_launch.controller.checkpoints import newest_usable, why_none
 from deadpool_launch.controller.losses import open_epoch
-from deadpool_launch.controller.states import Phase, Stage, State, stage_traits
+from deadpool_launch.controller.rank import Stage, stage_traits
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.exits import ExitCode
 

@@ -28,13 +28,9 @@ from deadpool_launch.backends.local import LocalBackend
 from deadpool_launch.controller import core, events, mail, persist, roles, takeover
 from deadpool_launch.controller.checkpoints import earlier
 from deadpool_launch.controller.config import Config
+from deadpool_launch.controller.node import AgentStage
 from deadpool_launch.controller.quarantine import left_out
-from deadpool_launch.controller.states import (
-    AgentStage,
-    Phase,
-    State,
-    initial_state,
-)
+from deadpool_launch.controller.states import Phase, State, initial_state
 from deadpool_launch.controller.tables import NodeTable
 from deadpool_launch.errors import DeadpoolError
 from deadpool_launch.exits import ExitCode

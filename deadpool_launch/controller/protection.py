@@ -9,17 +9,9 @@ from msgspec import structs
 
 from deadpool_launch.controller import beginning
 from deadpool_launch.controller.events import IncidentMark
-from deadpool_launch.controller.states import (
-    AgentStage,
-    Cause,
-    Node,
-    Phase,
-    Rank,
-    Stage,
-    State,
-    Trait,
-    stage_traits,
-)
+from deadpool_launch.controller.node import AgentStage, Cause, Node
+from deadpool_launch.controller.rank import Rank, Stage, Trait, stage_traits
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import nodes_text, plural, ranks_text, size
 from deadpool_launch.exits import ExitCode

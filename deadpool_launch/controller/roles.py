@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from deadpool_launch.controller.node import AgentStage
 from deadpool_launch.controller.quarantine import left_out
 from deadpool_launch.controller.shrinking import is_left_empty
-from deadpool_launch.controller.states import AgentStage, State
+from deadpool_launch.controller.states import State
 from deadpool_runtime.protocol import JobStanding
 
 

@@ -25,7 +25,8 @@ from deadpool_launch.controller.events import (
     Tick,
 )
 from deadpool_launch.controller.invariants import InvariantBroken, validate
-from deadpool_launch.controller.states import Phase, Stage
+from deadpool_launch.controller.rank import Stage
+from deadpool_launch.controller.states import Phase
 from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
 

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from deadpool_launch.controller import core, planning, recovery
 from deadpool_launch.controller.agents import on_node_gone
 from deadpool_launch.controller.events import RankExited, RankSaid, RankStopped
-from deadpool_launch.controller.states import Rank, Stage, State
+from deadpool_launch.controller.rank import Rank, Stage
+from deadpool_launch.controller.states import State
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.sim import cli
 from deadpool_launch.sim.arenas import Arenas
