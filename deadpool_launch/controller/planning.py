@@ -26,8 +26,7 @@ from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import nodes_text, plural, ranks_text, steps_text
 from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
-from deadpool_runtime.replication.naming import packed
-from deadpool_runtime.replication.placement import (
+from deadpool_runtime.replication.agreement import (
     Adoption,
     Agreement,
     Fetch,
@@ -35,6 +34,7 @@ from deadpool_runtime.replication.placement import (
     agree,
     replicated_before,
 )
+from deadpool_runtime.replication.naming import packed
 from deadpool_runtime.replication.shards import Shared, agree_on_shared
 
 #: How many of the steps that cannot be made whole are named.

@@ -17,13 +17,8 @@ from deadpool_launch.controller.wording import nodes_text, plural, ranks_text, s
 from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
 from deadpool_runtime.replication.naming import Ranks, members
-from deadpool_runtime.replication.placement import (
-    Holding,
-    Need,
-    Nodes,
-    choose_holders,
-    needs,
-)
+from deadpool_runtime.replication.placement import Holding, Nodes, choose_holders
+from deadpool_runtime.replication.room import Need, needs
 
 #: Nodes that can hold replicas, and where their replicators listen.
 Electors = tuple[tuple[str, protocol.Address], ...]
