@@ -6,7 +6,7 @@ each rank is there of those that took part then: it is brought by the rank itsel
 that takes part now, and all is shared out anew. What ranks have in common, and the own part, are
 not touched by that.
 
-Pure, as ``placement`` is.
+Pure, as ``agreement`` is.
 """
 
 from __future__ import annotations
