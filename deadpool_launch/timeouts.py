@@ -1,7 +1,7 @@
 """Which time-outs must be shorter than which. Pure.
 
-They are known by their fields in ``LaunchOptions``; who reads options or a policy file has the names
-by which people know them.
+They are known by their fields in ``LaunchOptions``. Whoever reads options or a policy file has the
+names by which people know them.
 """
 
 from __future__ import annotations

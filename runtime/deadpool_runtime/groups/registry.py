@@ -98,7 +98,8 @@ class GroupRegistry:
                 "be rebuilt in place so far; INFO can."
             )
         assert self._make_group is None, "installed twice"
-        # Where Gloo's own waits cannot be ended, some end only with the group's time-out.
+        # From here on Gloo's own waits can be ended. Where that cannot be had, some end only with the
+        # group's time-out.
         native.load().guard_waits()
         self._counter.install()
         self._detached, self._epoch = detached, epoch
