@@ -29,6 +29,7 @@ from deadpool_launch.controller.states import Phase, State, initial_state
 from deadpool_launch.controller.tables import NodeTable
 from deadpool_launch.driving.agent_processes import AgentProcesses
 from deadpool_launch.driving.commits import Commits
+from deadpool_launch.driving.mover_world import MoverWorld
 from deadpool_launch.driving.recorder import Recorder
 from deadpool_launch.driving.strikes import Strikes
 from deadpool_launch.exits import ExitCode
@@ -43,8 +44,6 @@ from deadpool_runtime import protocol
 
 #: Time an agent has to end its ranks and leave, beyond the ranks' grace.
 LEAVE_S = 4.0
-#: In place of a node's name: the newest world of movers.
-_MOVERS = ""
 _LAST_ORDER = (1 << 63) - 1
 _RESULT_POLL_S = 0.5
 _CUT_OFF = events.Finish(
@@ -103,10 +102,6 @@ class JobDriver:
         self._run_dir = run_dir
         self._agent_argv = agent_argv
         self._launcher_host = launcher_host
-        self._movers = movers
-        self._mover_nodes: tuple[str, ...] = ()
-        #: What finds the newest world of movers again.
-        self._world: dict[str, Any] | None = None
         self._secret = secret
         self._term = 1
         self._state: State = initial_state(config)
@@ -150,8 +145,7 @@ class JobDriver:
         self._commits = Commits(config, journal, self._emit, self._now)
         self._recorder = Recorder(journal, self._now, self._state)
         self._strikes = Strikes(fault_plan, backend, journal, self._spawn)
-        if movers is not None:
-            movers.on_world = self._note_world
+        self._movers = MoverWorld(movers, state_log)
 
     def begin_log(self) -> None:
         """Write down what is known: from then on another launcher can take over."""
@@ -338,9 +332,7 @@ class JobDriver:
         self._lead = self._make_lead()
         self._server = self._make_server()
         saved = dict(kept.handles)
-        self._world = saved.pop(_MOVERS, None)
-        if self._movers is not None and self._world is not None:
-            self._movers.take_over(self._world["world"])
+        self._movers.take_over(saved)
         self._agents.adopt(saved)
 
     async def _resume(self, ended: str, ended_at: float, how: str) -> None:
@@ -378,20 +370,15 @@ class JobDriver:
                 self._agents.begin(name, self._state.epoch, node.born)
         for epoch, step in self._state.committing:
             self._perform(events.CommitCheckpoint(step, epoch))
-        self._keep_movers()
-
-    def _note_world(self, world_id: int) -> None:
-        self._world = {"world": world_id}
-        self._log.started(_MOVERS, self._world)
+        self._movers.keep(self._state)
 
     def _known(self) -> persist.Kept:
-        world = {} if self._world is None else {_MOVERS: self._world}
         return persist.Kept(
             self._term,
             self._known_at,
             self._state,
             self._mail,
-            {**self._agents.saved, **world},
+            {**self._agents.saved, **self._movers.saved},
             self._pids,
             self._finish,
         )
@@ -438,7 +425,7 @@ class JobDriver:
                 self._server.send(node, order, body)
             self._perform(action)
         self._recorder.parts(self._state)
-        self._keep_movers()
+        self._movers.keep(self._state)
         self._settle_standbys()
         if self._begin_due or self._log.full:
             self._begin_due = False
@@ -451,17 +438,6 @@ class JobDriver:
         if nodes is not self._settled and self._state.phase not in (Phase.NEW, Phase.AGENTS):
             self._settled = nodes
             self._begin_due = self._lead.settle(roles.serving(self._state)) or self._begin_due
-
-    def _keep_movers(self) -> None:
-        """Have MPI's processes on the nodes that serve, once all that are needed at first do."""
-        if self._movers is None or self._state.phase in (Phase.NEW, Phase.AGENTS, Phase.ENDED):
-            return
-        nodes = tuple(
-            name for name, node in self._state.nodes.items() if node.stage is AgentStage.WARM
-        )
-        if nodes != self._mover_nodes:
-            self._mover_nodes = nodes
-            self._movers.restart(self._state.epoch, nodes)
 
     def _note_message(self, said: events.RankSaid) -> None:
         """What the driver itself makes of what a rank says."""
@@ -535,8 +511,7 @@ class JobDriver:
         """Stop agents in order, then by force; nothing that this job started is left when it
         returns.
         """
-        if self._movers is not None:
-            self._movers.stop()
+        self._movers.stop()
         reason = self._finish.reason if self._finish is not None else "the launcher failed"
         links = list(self._server.links.values())
         for link in links:
@@ -550,8 +525,7 @@ class JobDriver:
                 self._journal.say(f"{link.node}: could not end {leftover}")
         await self._server.close()
         await self._agents.end_all(1.0)
-        if self._movers is not None:
-            await self._movers.close()
+        await self._movers.close()
         await self._commits.settle()
         begun = (*self._tasks, *self._commits.tasks)
         for task in begun:

@@ -98,7 +98,7 @@ class GroupRegistry:
                 "be rebuilt in place so far; INFO can."
             )
         assert self._make_group is None, "installed twice"
-        # From here on Gloo's own waits can be ended. Where that cannot be had, some end only with the
+        # From here on Gloo's own waits can be ended; where they cannot be, some end only with the
         # group's time-out.
         native.load().guard_waits()
         self._counter.install()
