@@ -58,6 +58,9 @@ guard against mistakes; they cannot bind a user who starts something else.
     deadpool policy check FILE     # exit code 2 and one sentence for each thing that is wrong
     deadpool policy show           # every key's effective value and where it came from; --json
 
+`deadpool plan`, `deadpool simulate` and `deadpool preflight` reckon with the effective
+`replication.factor` and `replication.interval`.
+
 ## How many spares
 
 `spares.auto` takes the losses of nodes for a Poisson process: with `n` nodes held (active and
