@@ -114,7 +114,7 @@ POLICIES_IN_USE = (
     _used("rules: ~/none.yaml\n", "home/none.yaml: cannot be read (No such file or directory)"),
     _used("replication.factor: 3\n", "replication.factor 3: replicas go to so many other nodes"),
     _used(
-        "replication.confirm_timeout: 1s\n", "1 s: must be longer than the heartbeat timeout, 3 s"
+        "replication.confirm_timeout: 1s\n", "replication.confirm_timeout 1", "--heartbeat-timeout"
     ),
     _used(
         "spares.fraction: 0.999999\n",
