@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -127,6 +128,17 @@ def order(kinds: Sequence[str], block: int, rounds: int) -> list[str]:
     return [kinds[0]] * _SETTLING + there_and_back * rounds
 
 
+def bind(rank: int) -> None:
+    """Keep the training thread on a core of its own where there are enough, as sites do with ranks:
+    otherwise two ranks share a core now and then while another is idle, which hides all else.
+
+    Other threads, and processes beside the ranks, run where the kernel puts them.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if dist.get_world_size() <= len(cores):
+        os.sched_setaffinity(0, {cores[rank]})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layout", default="ddp")
@@ -146,6 +158,7 @@ def main() -> None:
     else:
         model, optimizer, train = shared(layout, options.width, options.tokens)
     job: Any = deadpool.attach(model, optimizer)
+    bind(rank)
     kinds = order(options.kinds, options.block, options.rounds)
     folders = {"memory": Path("/dev/shm/checkpoint"), "disk": options.out / "checkpoint"}
     starts: list[float] = []

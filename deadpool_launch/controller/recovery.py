@@ -179,6 +179,7 @@ def _when_all_restored(turn: Turn) -> None:
     turn.set(
         ranks=RankTable(rank if rank.aside else _resumed(rank, step) for rank in state.ranks),
         phase=Phase.TRAINING,
+        paths=None,  # All are connected, whatever the agents have yet to answer.
         history=_history(state, step),
         checkpoints=still_valid(state.checkpoints, step),
         newest=max(state.newest, step),

@@ -60,6 +60,9 @@ deadpool policy check FILE  # a sentence for each thing that is wrong, exit code
 deadpool policy show        # every key: its value, where it came from; --json
 ```
 
+`deadpool plan`, `deadpool simulate` and `deadpool preflight` reckon with the effective
+`replication.factor` and `replication.interval`.
+
 ## How many spares
 
 `spares.auto` takes the losses of nodes for a Poisson process: with `n` nodes held (active and

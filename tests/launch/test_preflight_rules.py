@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -323,6 +324,17 @@ def test_every_holder_takes_memory() -> None:
     found = [sizes_of_rank(1 << 30, layout) for layout in (one, two)]
     assert found[1].need.held_nbytes == pytest.approx(2 * found[0].need.held_nbytes, rel=0.01)
     assert found[1].sent_nbytes == pytest.approx(2 * found[0].sent_nbytes, rel=0.01)
+
+
+def test_an_interval_takes_memory_for_more_copies_and_spares_without_an_agent_hold_none() -> None:
+    layout = Layout(nodes=1, spares=1, nproc_per_node=1, sharding="fsdp")
+    needs = [
+        sizes_of_rank(1 << 30, replace(layout, interval=interval)).need for interval in (1, 2, 9)
+    ]
+    assert [need.copies for need in needs] == [3, 4, 5]
+    assert needs[2].nbytes - needs[0].nbytes == 2 * needs[0].copy_nbytes
+    assert sizes_of_rank(1 << 30, layout).sent_nbytes > 1 << 30
+    assert sizes_of_rank(1 << 30, replace(layout, warm_spares=False)).sent_nbytes == 0
 
 
 def test_memory_is_compared_with_the_state() -> None:

@@ -225,7 +225,10 @@ class ReplicatorClient:
                     if self._closed or not self._connected:
                         return
                     if not unsent and self._waiting:
-                        unsent = memoryview(protocol.frame(self._waiting.popleft()))
+                        # All at once: the fewer times the replicator wakes, the less often it
+                        # takes a processor from a rank.
+                        unsent = memoryview(b"".join(map(protocol.frame, self._waiting)))
+                        self._waiting.clear()
                 wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)
                 selector.modify(sock, wanted)
                 ready = {key.fileobj: events for key, events in selector.select()}
