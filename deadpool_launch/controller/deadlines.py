@@ -45,12 +45,13 @@ from deadpool_launch.controller import drains, stops
 from deadpool_launch.controller.agents import on_node_gone
 from deadpool_launch.controller.hangs import retry_echo, watch_steps
 from deadpool_launch.controller.losses import kill_as_lost, restore_limit_s, stall
+from deadpool_launch.controller.node import Cause
 from deadpool_launch.controller.paths import judge as judge_paths
 from deadpool_launch.controller.paths import when_connecting_takes_long
+from deadpool_launch.controller.rank import Rank, Stage
 from deadpool_launch.controller.readmission import try_again
 from deadpool_launch.controller.recovery import advance
 from deadpool_launch.controller.rungs import choose_rung
-from deadpool_launch.controller.states import Cause, Rank, Stage
 from deadpool_launch.controller.stragglers import watch_paces
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.verdicts import give_notice, judge, raise_it

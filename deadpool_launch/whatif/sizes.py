@@ -16,7 +16,8 @@ from deadpool_launch.errors import UsageError
 from deadpool_launch.plan import check_factor
 from deadpool_runtime.durable.share import SPLIT_NBYTES
 from deadpool_runtime.replication.naming import Ranks, packed
-from deadpool_runtime.replication.placement import Holding, Need, Nodes, choose_holders, needs
+from deadpool_runtime.replication.placement import Holding, Nodes, choose_holders
+from deadpool_runtime.replication.room import Need, needs
 
 #: Bytes of an element.
 DTYPES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
