@@ -1,11 +1,11 @@
-"""What commands print alike: tables of plain columns, 80 wide unless COLUMNS says otherwise, and
-what is wrong in a file.
-"""
+"""What commands print alike: tables of plain columns, and what is wrong in a file."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import sys
 from collections.abc import Collection, Sequence
 
 import click
@@ -16,14 +16,20 @@ from deadpool_launch.dotted import Problem
 from deadpool_launch.entry import printable
 from deadpool_launch.exits import ExitCode
 
-_WIDTH, _LEAST_WIDTH = 80, 40
+#: Without a terminal; the least in which a table has room for its words; and the most on a
+#: terminal, as longer lines are hard to read.
+_WIDTH, _LEAST, _MOST = 80, 40, 120
 
 
 def console() -> Console:
-    """Where to print."""
+    """Where to print: as wide as COLUMNS says or the terminal is, else 80."""
     given = os.environ.get("COLUMNS", "")
-    # In less a table has no room for its words.
-    width = max(_LEAST_WIDTH, int(given)) if re.fullmatch("[0-9]{1,4}", given) else _WIDTH
+    width = _WIDTH
+    if re.fullmatch("[0-9]{1,4}", given):
+        width = max(_LEAST, int(given))
+    # Closed, it is None.
+    elif getattr(sys.stdout, "isatty", bool)():
+        width = min(_MOST, shutil.get_terminal_size().columns)
     return Console(width=width, highlight=False, soft_wrap=False)
 
 

@@ -64,7 +64,9 @@ def on_tick(turn: Turn) -> None:
     for node in state.nodes.values():
         if node.deadline is not None and node.deadline <= turn.at:
             limit = seconds(state.config.agent_start_s)
-            on_node_gone(turn, node.name, f"was not ready within {limit} (seen)")
+            on_node_gone(
+                turn, node.name, f"was not ready within {limit} (--agent-start-timeout, seen)"
+            )
     for node in turn.state.nodes.values():
         if node.inventory_by is not None and node.inventory_by <= turn.at:
             limit = seconds(state.config.inventory_s)

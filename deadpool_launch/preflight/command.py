@@ -21,6 +21,7 @@ from deadpool_launch import terminal
 from deadpool_launch.backends.base import Allocation, Check
 from deadpool_launch.backends.local import LocalBackend
 from deadpool_launch.backends.slurm import SlurmBackend
+from deadpool_launch.controller.wording import plural
 from deadpool_launch.display import print_table
 from deadpool_launch.errors import DeadpoolError, UnsuitableError, UsageError
 from deadpool_launch.exits import ExitCode, PreflightCode
@@ -340,5 +341,5 @@ def _where(found: Found) -> str:
     if found.allocation is None:
         return f"Outside of an allocation{name}"
     if found.options.site == "local":
-        return f"{len(found.allocation.nodes)} nodes as process trees of this machine"
+        return f"{plural(len(found.allocation.nodes), 'node')} as process trees of this machine"
     return f"Job {found.allocation.job_id}, {len(found.allocation.nodes)} nodes{name}"

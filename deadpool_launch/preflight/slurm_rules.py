@@ -220,8 +220,8 @@ def return_check(config: Mapping[str, str]) -> Check:
         return Check(
             "ReturnToService",
             None,
-            f"{value}: if the batch host boots again before Slurm has missed it, Slurm takes the "
-            "job for ended, with --no-kill too",
+            "if the batch host boots again before Slurm has missed it, Slurm takes the job for "
+            f"ended, with --no-kill too (ReturnToService={value})",
             "submit with sbatch --requeue, and have durable checkpoints (--checkpoint-dir)",
         )
     return Check("ReturnToService", True, f"{value}: a node that boots again is marked DOWN first")

@@ -147,8 +147,8 @@ def _spares(advice: Advice) -> list[str]:
         )
     if per_job:
         told.append(f"  a node is lost every {report.hours(per_job)} in the mean")
-    table = ", ".join(f"{count}: {_percent(out)}" for count, out in advice.running_out)
-    told.append(f"  they run out with probability {table}")
+    table = ", ".join(f"{_percent(out)} with {count}" for count, out in advice.running_out)
+    told.append(f"  how likely they run out: {table}")
     return told
 
 
