@@ -136,7 +136,7 @@ def _is_bare(view: RunView) -> bool:
     """By the journal: after the last fault not every rank has a replica yet."""
     for incident in reversed(view.incidents.values()):
         if not incident.planned:
-            phases = {record.get("phase") for record in incident.records}
+            phases = [record.get("phase") for record in incident.records]
             return "redundancy restored" not in phases and view.end is None
     return False
 

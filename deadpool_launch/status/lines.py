@@ -45,14 +45,15 @@ class Wanted:
 
     def has(self, record: Record) -> bool:
         """Whether this one is wanted."""
-        names = {record.get("kind"), record.get("name")} - {None}
+        names = {n for key in ("kind", "name") if isinstance(n := record.get(key), str)}
         if self.kinds and not names & self.kinds:
             return False
         if not self.kinds and names & set(_MANY):
             return False
-        if self.nodes and record.get("node") not in self.nodes:
+        node, rank = record.get("node"), record.get("rank")
+        if self.nodes and not (isinstance(node, str) and node in self.nodes):
             return False
-        return not self.ranks or record.get("rank") in self.ranks
+        return not self.ranks or (isinstance(rank, int) and rank in self.ranks)
 
 
 def check_kind(given: str) -> str:

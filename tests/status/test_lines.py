@@ -32,6 +32,15 @@ def test_kinds_nodes_and_ranks_narrow_it_down_together() -> None:
     assert len(_texts(kinds=["step", "rank"], ranks=[1])) == 6
 
 
+def test_record_of_another_shape_is_not_among_those_asked_for() -> None:
+    odd = {"at": 1.0, "kind": ["step"], "name": {}, "node": ["c"], "rank": [1]}
+    assert wanted((), (), ()).has(odd)
+    assert not any(
+        which.has(odd)
+        for which in (wanted(["step"], (), ()), wanted((), ["c"], ()), wanted((), (), [1]))
+    )
+
+
 def test_what_is_no_kind_is_refused_with_the_one_that_is_meant() -> None:
     with pytest.raises(UsageError, match="did you mean AgentLost"):
         wanted(["AgntLost"], (), ())

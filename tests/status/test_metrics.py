@@ -58,6 +58,14 @@ def test_page_of_nothing_is_a_page() -> None:
     assert "deadpool_step 0" in exposition(view_of([]))
 
 
+def test_record_of_another_shape_changes_nothing() -> None:
+    records = swap()
+    opened = next(i for i, each in enumerate(records) if each.get("phase") == "opened")
+    odd = {**records[opened], "phase": ["c"]}
+    both = [*records[: opened + 1], odd, *records[opened + 1 :]]
+    assert exposition(view_of(both)) == exposition(view_of(records))
+
+
 @pytest.mark.parametrize("name", ["swap", "kill"])
 def test_counters_never_go_back(name: str) -> None:
     records = recorded(name)
