@@ -21,13 +21,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import statistics
 import sys
 import tempfile
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,13 +33,13 @@ ROOT = Path(__file__).resolve().parents[1]
 if find_spec("deadpool_runtime") is None:
     sys.path.insert(0, str(ROOT / "runtime"))
 
+import records  # noqa: E402
 import torch  # noqa: E402
 from paired import ratios  # noqa: E402
 
 from deadpool_runtime.testing import FakeLauncher, ParkedProcess  # noqa: E402
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_gpu.py"
-RESULTS = ROOT / "bench" / "results" / "gpu_overhead.json"
 GOAL = 1.002
 #: 1.08 B parameters.
 MODEL = {"layers": 20, "width": 2048, "head": 128, "vocabulary": 32768, "length": 2048}
@@ -135,6 +132,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=131072, help="in a step")
     parser.add_argument("--seconds", type=float, default=120.0, help="for all steps, about")
     parser.add_argument("--block", type=int, default=4, help="steps in a row of the same kind")
+    parser.add_argument("--out", type=Path, default=records.RESULTS / "gpu_overhead.json")
     options = parser.parse_args()
     if options.smoke:
         sizes = {**TINY, "batch": 2, "accumulate": 2, "block": 2}
@@ -148,20 +146,16 @@ def main() -> int:
     sizes = {**MODEL, "batch": batch, "accumulate": accumulate, "block": options.block}
     found = run("cuda", sizes, options.seconds, rounds=12)
     figures = summary(found)
-    record = {
-        "command": " ".join(["python", "bench/gpu_overhead.py", *sys.argv[1:]]),
-        "device": found["device"],
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
+    result = {
+        **figures,
         "cuda": torch.version.cuda,
         "goal": GOAL,
         "micro_batch": batch,
-        "results": figures,
+        "block": options.block,
         "step_s": found["step_s"],
         "kinds": found["kinds"],
     }
-    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    records.keep(options.out, "python bench/gpu_overhead.py", {found["device"]: result})
     print(json.dumps(figures, indent=1))
     print(f"{found['device']}: {figures['ratio_of_means']:.4f}, goal {GOAL}")
     return 0

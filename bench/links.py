@@ -8,7 +8,7 @@ holder, and the seal; no goal was set for it.
 
 Prints a table and writes ``bench/results/links.json``.
 
-``python bench/links.py [--nbytes 268435456] [--pairs 15] [--carriers tcp,memory,mpi]``
+``python bench/links.py [--nbytes 268435456] [--pairs 15] [--carriers tcp,memory,mpi] [--out FILE]``
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ import argparse
 import ctypes
 import importlib
 import itertools
-import json
 import mmap
 import os
-import platform
 import secrets
 import socket
 import statistics
@@ -35,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 for folder in ("bench", "tests/support"):
     sys.path.insert(0, str(ROOT / folder))
 
+import records  # noqa: E402
 from node_movers import Movers, hear_carrier  # noqa: E402
 from replicators import world_in  # noqa: E402
 
@@ -293,34 +292,23 @@ def main() -> None:
     parser.add_argument("--nbytes", type=int, default=256 << 20)
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--carriers", default=",".join(CARRIERS))
+    parser.add_argument("--out", type=Path, default=records.RESULTS / "links.json")
     options = parser.parse_args()
-    loads = [os.getloadavg()]
-    told: dict[str, dict[str, object]] = {}
     print("GiB/s and ratio of each pair: median (quartiles)")
     print(
         f"{'':20} {'measured':20} {'raw limit':19} {'':20} {'ratio':20} goal",
         flush=True,
     )
     for name in options.carriers.split(","):
+        loads = [os.getloadavg()]
         with CARRIERS[name](options.nbytes) as runs, puts(name, options.nbytes) as put:
-            told[name] = rows(name, alternate(options.pairs, {**runs, "put": put}))
+            told = rows(name, alternate(options.pairs, {**runs, "put": put}))
         loads.append(os.getloadavg())
-    print("load average at the beginning and after each carrier:", [load[0] for load in loads])
-    told.get("mpi", {}).update(importlib.import_module("links_mpi").libraries())
-    path = ROOT / "bench" / "results" / "links.json"
-    path.write_text(
-        json.dumps(
-            {
-                "machine": {"cpus": os.cpu_count(), "kernel": platform.release()},
-                "loads": loads,
-                "nbytes": options.nbytes,
-                "pairs": options.pairs,
-                "carriers": told,
-            },
-            indent=1,
-        )
-        + "\n"
-    )
+        print(f"{name:6} load average before and after: {loads[0][0]:.2f}, {loads[1][0]:.2f}")
+        told |= {"nbytes": options.nbytes, "pairs": options.pairs, "loads": loads}
+        if name == "mpi":
+            told |= importlib.import_module("links_mpi").libraries()
+        records.keep(options.out, "python bench/links.py", {name: told})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,15 @@ def conditions() -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "torch": version("torch"),
-        "deadpool": version("deadpool-launch"),
+        "deadpool": _version("deadpool-launch"),
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def keep(

@@ -54,7 +54,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
 
 def _default(key: str) -> str:
     """What holds where neither the command line nor a policy says anything."""
-    return f"[default: {BY_NAME[key].show(BY_NAME[key].default)}]"
+    return f"[default: {BY_NAME[key].show(BY_NAME[key].default).strip('[]')}]"
 
 
 class _WordOrder(click.ParamType[tuple[str, ...]]):

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deadpool_launch.controller.roles import NodeRole
+from deadpool_launch.report.words import phase_label
 from deadpool_launch.view import RunView
 
 #: Lines for people below the tables.
@@ -71,7 +72,7 @@ def render(view: RunView, title: str, max_ranks: int, now: float) -> RenderableT
         Text(),
         _ranks(view, max_ranks) if view.ranks else _starting(view),
         Text(),
-        *_says(view),
+        _says(view),
     )
 
 
@@ -164,7 +165,7 @@ def _headline(view: RunView, title: str, now: float) -> Text:
         style = "green" if view.end.exit_code == 0 else "red"
         text.append(f"   {view.end.verdict}", style=style)
     elif incident is not None:
-        phase = incident.records[-1].get("phase", "")
+        phase = phase_label(incident.records[-1].get("phase", ""))
         text.append(f"   incident {incident.number}: {phase}", style="bold red")
     return text
 
@@ -210,11 +211,11 @@ def _ranks(view: RunView, max_ranks: int) -> Table:
     return table
 
 
-def _says(view: RunView) -> list[Text]:
-    lines = []
+def _says(view: RunView) -> Table:
+    """The newest lines, one row each while the run lasts; whole in the frame that stays."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(no_wrap=view.end is None, overflow="ellipsis" if view.end is None else "fold")
     for at, text in list(view.says)[-SHOWN_SAY_LINES:]:
-        line = Text(no_wrap=True, overflow="ellipsis")
-        line.append(f"{view.since_start_s(at):7.2f} s  ", style="dim")
-        line.append(text)
-        lines.append(line)
-    return lines
+        table.add_row(f"{view.since_start_s(at):7.2f} s", Text(text))
+    return table

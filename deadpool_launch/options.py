@@ -15,6 +15,7 @@ import msgspec
 from deadpool_launch.errors import NotInAllocation, UsageError
 from deadpool_launch.faults import Fault
 from deadpool_launch.sites.model import GENERIC, SiteConfig
+from deadpool_launch.timeouts import IN_ORDER
 from deadpool_runtime.protocol import AdmissionCheck
 
 Site = Literal["slurm", "local"]
@@ -47,6 +48,12 @@ CHAIN = (
     "--chain: each job goes on from the durable checkpoint of the one before: name "
     "--checkpoint-dir and --checkpoint-every"
 )
+#: How people say time-outs.
+_SAID = {
+    "heartbeat_timeout_s": "--heartbeat-timeout",
+    "collective_timeout_s": "--collective-timeout",
+    "confirm_timeout_s": "replication.confirm_timeout",
+}
 A_JOB_NAME = "a letter or digit, and then letters, digits and ._+-, 64 at most"
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
@@ -290,27 +297,11 @@ def _check(options: LaunchOptions) -> None:
         raise UsageError(
             f"--collective-timeout {options.collective_timeout_s:g}: must be from 1 to 86400 s"
         )
-    if options.collective_timeout_s <= options.heartbeat_timeout_s:
-        raise UsageError(
-            f"--collective-timeout {options.collective_timeout_s:g}: must be longer than "
-            f"--heartbeat-timeout, {options.heartbeat_timeout_s:g} s, or the hang that a lost node "
-            "causes is taken for one of its own"
-        )
     if not 1 <= options.agent_start_timeout_s <= 3600:
         raise UsageError(
             f"--agent-start-timeout {options.agent_start_timeout_s:g}: must be from 1 to 3600 s"
         )
-    confirm_s = options.confirm_timeout_s
-    if confirm_s is not None and confirm_s >= options.collective_timeout_s:
-        raise UsageError(
-            f"replication.confirm_timeout {confirm_s:g} s: must be shorter than the collective "
-            f"timeout, {options.collective_timeout_s:g} s, as a step waits for it"
-        )
-    if confirm_s is not None and confirm_s <= options.heartbeat_timeout_s:
-        raise UsageError(
-            f"replication.confirm_timeout {confirm_s:g} s: must be longer than the heartbeat "
-            f"timeout, {options.heartbeat_timeout_s:g} s"
-        )
+    _check_orders(options)
     for fault in options.faults:
         if fault.node is not None and options.site != "local":
             raise UsageError(f"--fault {fault}: a node can be struck only with --site local")
@@ -320,6 +311,16 @@ def _check(options: LaunchOptions) -> None:
             and fault.rank >= options.world_size
         ):
             raise UsageError(f"--fault {fault}: ranks go from 0 to {options.world_size - 1}")
+
+
+def _check_orders(options: LaunchOptions) -> None:
+    for order in IN_ORDER:
+        first_s, second_s = getattr(options, order.shorter), getattr(options, order.longer)
+        if not order.holds(first_s, second_s):
+            shorter, longer = _SAID[order.shorter], _SAID[order.longer]
+            raise UsageError(
+                f"{longer} {second_s:g} s: must be longer than {shorter}, {first_s:g} s{order.why}"
+            )
 
 
 def _check_checkpoints(options: LaunchOptions) -> None:

@@ -98,7 +98,8 @@ def make_plan(
     rest = ordered[active_count:]
     spares = _choose_spares(rest, spare_count, batch_host, options)
     left_over = tuple(node for node in rest if node not in spares)
-    _check_factor(active, spares, options)
+    warm = options.spare_start == "at-start"
+    check_factor(options.replication_factor, len(active), len(spares), warm_spares=warm)
     extras = left_over if options.extra_nodes == "spares" else ()
     unused = tuple(node for node in nodes if node not in (*active, *spares, *extras, *left_out))
 
@@ -204,13 +205,13 @@ def _check_sizes(total: int, active_count: int, options: LaunchOptions) -> None:
             raise UsageError(f"--fault {fault}: ranks go from 0 to {world_size - 1}")
 
 
-def _check_factor(active: Sequence[str], spares: Sequence[str], options: LaunchOptions) -> None:
+def check_factor(factor: int, active: int, spares: int, *, warm_spares: bool) -> None:
     """There must be so many other nodes that hold replicas; a single one is no must."""
-    waiting = spares if options.spare_start == "at-start" else ()
-    total, factor = len(active) + len(waiting), options.replication_factor
+    waiting = spares if warm_spares else 0
+    total = active + waiting
     if 1 < factor >= total:
-        held = f"{_count(len(active), 'active node')} and {_count(len(waiting), 'spare')}"
-        idle = "; spares that start on failure hold none" if len(waiting) < len(spares) else ""
+        held = f"{_count(active, 'active node')} and {_count(waiting, 'spare')}"
+        idle = "; spares that start on failure hold none" if waiting < spares else ""
         raise UsageError(
             f"replication.factor {factor}: replicas go to so many other nodes, and {held} make "
             f"{max(0, total - 1)}{idle}: allocate {factor + 1} nodes or more, or set at most "

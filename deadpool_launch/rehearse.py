@@ -33,6 +33,8 @@ from deadpool_launch.rehearsal_run import Interrupted, Interrupts, Outcome, run_
 
 #: Parts of the final state that hold nothing but states of random generators.
 _RANDOM_PARTS = frozenset({"rng", "data"})
+#: What a part is called here where that is not its key in the record.
+_PART_NAMES = {"user": "job.state"}
 
 
 class RehearsalCode(IntEnum):
@@ -340,14 +342,15 @@ def _states_table(comparisons: Sequence[PartComparison]) -> Table:
     table.add_column("against the undisturbed run")
     for comparison in comparisons:
         total = len(comparison.equal_ranks) + len(comparison.other_ranks)
+        part = _PART_NAMES.get(comparison.part, comparison.part)
         if comparison.empty:
-            table.add_row(comparison.part, "[dim]none[/]")
+            table.add_row(part, "[dim]none[/]")
         elif comparison.equal:
             where = "the only rank" if total == 1 else f"all {total} ranks"
-            table.add_row(comparison.part, f"[green]same bits on {where}[/]")
+            table.add_row(part, f"[green]same bits on {where}[/]")
         else:
             where = f"{ranks_text(comparison.other_ranks)} of {total}"
-            table.add_row(comparison.part, f"[bold red]differs on {where}[/]")
+            table.add_row(part, f"[bold red]differs on {where}[/]")
     return table
 
 
@@ -355,7 +358,8 @@ def _runs_table(reference: Outcome, disturbed: Outcome) -> Table:
     table = Table(box=None)
     for name in ("run", "steps", "last loss", "seconds"):
         table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
-    for name, outcome in (("undisturbed", reference), ("with the fault", disturbed)):
+    struck = "with the faults" if len(disturbed.view.faults) > 1 else "with the fault"
+    for name, outcome in (("undisturbed", reference), (struck, disturbed)):
         view = outcome.view
         curve = loss_curve(view)
         seconds = view.since_start_s(view.newest_at)

@@ -1,10 +1,10 @@
-"""What commands print alike: tables of plain columns, 80 wide unless COLUMNS says otherwise, and
-what is wrong in a file.
-"""
+"""What commands print alike: tables of plain columns, and what is wrong in a file."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Collection, Sequence
 
 import click
@@ -14,12 +14,16 @@ from rich.table import Table
 from deadpool_launch.dotted import Problem
 from deadpool_launch.exits import ExitCode
 
-_WIDTH = 80
+#: Without a terminal; and the most on one, as longer lines are hard to read.
+_WIDTH, _MOST = 80, 120
 
 
 def console() -> Console:
-    """Where to print."""
-    width = _WIDTH if os.environ.get("COLUMNS") is None else None
+    """Where to print: as wide as COLUMNS says or the terminal is, else 80."""
+    width = None
+    if os.environ.get("COLUMNS") is None:
+        here = sys.stdout.isatty()
+        width = min(_MOST, shutil.get_terminal_size().columns) if here else _WIDTH
     return Console(width=width, highlight=False, soft_wrap=False)
 
 

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from deadpool_launch.report.words import phase_label
 from deadpool_launch.view import IncidentView
 
 #: From this terminal width on there is room for a longer bar and for each phase's own time.
@@ -113,7 +114,8 @@ def render(incident: IncidentView, width: int) -> RenderableType:
     wide = width >= _WIDE
     bar_width = _WIDE_BAR if wide else _NARROW_BAR
     slowest = max(rows, key=lambda row: row.took_s)
-    phase_width = max(len("phase"), *(len(row.phase) for row in rows))
+    labels = [phase_label(row.phase, incident.verdict) for row in rows]
+    phase_width = max(len("phase"), *map(len, labels))
     widths = [phase_width, *[_SECONDS_WIDTH] * (1 + wide), bar_width]
     detail_width = max(10, width - sum(widths) - len(widths) * _GAP)
     table = Table(
@@ -130,10 +132,10 @@ def render(incident: IncidentView, width: int) -> RenderableType:
         table.add_column("took s", justify="right", width=_SECONDS_WIDTH)
     table.add_column("", width=bar_width)
     table.add_column("what happened", width=detail_width)
-    for row in rows:
+    for row, label in zip(rows, labels, strict=True):
         begin, length = bar(row, rows[0].since_s, rows[-1].since_s, bar_width)
         style = "red" if row is slowest and row.took_s > 0 else "cyan"
         drawn = Text(" " * begin) + Text("█" * length if row.took_s > 0 else "▏", style=style)
         seconds = [f"{row.since_s:.2f}", f"{row.took_s:.2f}"]
-        table.add_row(row.phase, *seconds[: 1 + wide], drawn, _shortened(row.detail, detail_width))
+        table.add_row(label, *seconds[: 1 + wide], drawn, _shortened(row.detail, detail_width))
     return Group(Text(headline(incident), style="bold"), table)

@@ -19,6 +19,8 @@ from deadpool_launch.controller.wording import exit_text
 SAY_LINES = 12
 #: No time and no duration of a job is so many seconds.
 _LATEST = 1e11
+#: Roles of nodes that the job does not use any more.
+_GIVEN_UP = (NodeRole.LOST, NodeRole.DRAINED, NodeRole.WORN)
 #: Losses that it keeps of each rank; ranks are rarely more than a step apart.
 LOSSES = 16
 
@@ -335,7 +337,8 @@ class RunView:
         elif name in ("AgentLost", "AgentStartFailed"):
             node = str(record["node"])
             self.ready.discard(node)
-            if self.nodes.get(node) is not NodeRole.LOST:
+            # One that was given up before stays what it is: its agent leaves it for that.
+            if self.nodes.get(node) not in _GIVEN_UP:
                 why = str(record.get("evidence") or record.get("reason") or "was lost")
                 self._becomes(at, node, Part(NodeRole.LOST, why))
         text = _evidence(record)

@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-for folder in ("cluster", "support", "chaos"):
+for folder in ("cluster", "support", "chaos", "fuzz"):
     sys.path.insert(0, str(Path(__file__).with_name(folder)))
 
 # How long an example takes says nothing on a machine that others use too; and every run tries the

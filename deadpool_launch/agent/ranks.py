@@ -91,6 +91,8 @@ class NodeProcesses:
         self._warm = False
         self._reported_warm = False
         self._parked_starts = 0
+        #: Starts another parked process; held here so that it is not collected before its end.
+        self._restart: asyncio.Task[None] | None = None
         self._orphans = Orphans()
         self._postponed: list[protocol.StartRanks] = []
         self._stopping = False

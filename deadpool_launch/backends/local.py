@@ -12,6 +12,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from deadpool_launch.preflight.facts import Facts
 from deadpool_launch.preflight.own import local_answers
 from deadpool_runtime import parking
 from deadpool_runtime.replication.arena import SHM, arena_path
+from deadpool_slurm.client import SlurmError
 from deadpool_slurm.local import KILL_TIMEOUT_S, LocalClient
 
 _LITTLE_SHM_NBYTES = 256 << 20
@@ -154,10 +156,9 @@ class LocalBackend(Asking):
         """Kill every process of the node; return when all are gone (or after a deadline), and its
         arena with them.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + KILL_TIMEOUT_S
-        while self.client.strike(node) and loop.time() <= deadline:
-            await asyncio.sleep(0.01)
+        with contextlib.suppress(SlurmError):
+            for wait_s in self.client.killing(node, time.monotonic() + KILL_TIMEOUT_S):
+                await asyncio.sleep(wait_s)
         for path in SHM.glob(arena_path(self.job_id, node, 0).name[:-1] + "*"):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -19,9 +19,11 @@ _LABEL = re.compile(r"^ *(?:(\d{1,7}): |\[(?:rank|default)(\d{1,7})\]: ?)")
 LABEL_BYTES = re.compile(_LABEL.pattern.encode())
 #: What ``srun`` says about tasks that did not end well.
 _SRUN = re.compile(r"\bsrun: error: \S+: tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
-_EXITED = re.compile(r"Exited with exit code (\d+)")
+_EXITED = re.compile(r"Exited with exit code (\d{1,9})\b")
 #: What ``torchrun`` says: a negative code is a signal. Seen in a line of its log and in its table.
-_TORCHRUN = re.compile(r"\(exitcode: (-?\d+)\)|^exitcode +: (-?\d+) \(pid: ")
+_TORCHRUN = re.compile(r"\(exitcode: (-?\d{1,9})\)|^exitcode +: (-?\d{1,9}) \(pid: ")
+#: Digits of a rank, at most.
+_RANK_DIGITS = 7
 _SIGNALS = {
     text: number
     for number in signal.Signals
@@ -81,6 +83,8 @@ def _ranks(listed: str) -> frozenset[int]:
     ranks: set[int] = set()
     for part in listed.split(","):
         first, _, last = part.partition("-")
+        if len(first) > _RANK_DIGITS or len(last) > _RANK_DIGITS:
+            continue
         if first.isdecimal() and (not last or last.isdecimal()):
             low, high = int(first), int(last or first)
             ranks.update(range(low, high + 1) if high - low < 100_000 else (low, high))

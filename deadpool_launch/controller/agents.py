@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from deadpool_launch.controller.events import AgentWarm
+from deadpool_launch.controller.incident import Loss
 from deadpool_launch.controller.losses import forget_processes, lose
+from deadpool_launch.controller.node import AgentStage, Cause
 from deadpool_launch.controller.protection import is_too_small, small_text
 from deadpool_launch.controller.quarantine import next_try_text
+from deadpool_launch.controller.rank import Stage
 from deadpool_launch.controller.recovery import advance
 from deadpool_launch.controller.rungs import pending_seat_lost, take_seats
-from deadpool_launch.controller.states import AgentStage, Cause, Loss, Phase, Stage
+from deadpool_launch.controller.states import Phase
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import ranks_text
 from deadpool_launch.exits import ExitCode

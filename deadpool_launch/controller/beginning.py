@@ -13,29 +13,36 @@ from __future__ import annotations
 
 from deadpool_launch.controller.checkpoints import newest_usable, why_none
 from deadpool_launch.controller.losses import open_epoch
-from deadpool_launch.controller.states import Phase, Stage, State, stage_traits
+from deadpool_launch.controller.rank import Stage, stage_traits
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.exits import ExitCode
 
 
 def is_due(state: State) -> bool:
     """Whether the state of the earlier launch is still to be read: no step may be begun before."""
-    if not state.config.resume or not state.config.checkpoints or state.newest >= 1:
-        return False
-    return not any(rank.brings_state for rank in state.ranks)
+    return _is_possible(state) and not _brings_state(state)
+
+
+def _is_possible(state: State) -> bool:
+    """Whether there is such a state, and training has not begun with anything else."""
+    return state.config.resume and bool(state.config.checkpoints) and state.newest < 1
+
+
+def _brings_state(state: State) -> bool:
+    return any(rank.brings_state for rank in state.ranks)
 
 
 def begin(turn: Turn) -> bool:
     """Send all ranks back to the checkpoint before they begin a step; False if they may begin."""
     state = turn.state
-    if not state.config.resume or not state.config.checkpoints:
+    if not _is_possible(state):
         return False
-    if not is_due(state):
-        if state.newest < 1:
-            turn.say(
-                "the script brings a state that steps were made in, and begins with that; what an "
-                "earlier launch left is used only if all copies are lost"
-            )
+    if _brings_state(state):
+        turn.say(
+            "the script brings a state that steps were made in, and begins with that; what an "
+            "earlier launch left is used only if all copies are lost"
+        )
         return False
     if not state.ranks.every(stage_traits(Stage.ATTACHED)):
         return False

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deadpool_launch.controller.states import AgentStage, Loss, Phase, Stage, State, Wish
+from deadpool_launch.controller.incident import Loss
+from deadpool_launch.controller.node import AgentStage
+from deadpool_launch.controller.rank import Stage
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.turn import Turn
+from deadpool_launch.controller.underway import Wish
 from deadpool_launch.controller.wording import loss_text, plural, seconds
 from deadpool_launch.exits import ExitCode
 

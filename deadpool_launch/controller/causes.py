@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from deadpool_launch.classify.model import Kind, Observation, Verdict, classify, count_alike
 from deadpool_launch.classify.traces import root_error
-from deadpool_launch.controller.states import Rank, State, Trait
+from deadpool_launch.controller.rank import Rank, Trait
+from deadpool_launch.controller.states import State
 
 #: A rank is lost by these, and may come back.
 LOSING = frozenset({Kind.TRANSIENT, Kind.PERMANENT})

@@ -13,7 +13,8 @@ from deadpool_launch.controller.events import (
     CheckpointFailed,
     CommitCheckpoint,
 )
-from deadpool_launch.controller.states import Rank, State
+from deadpool_launch.controller.rank import Rank
+from deadpool_launch.controller.states import State
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import short_error, size, steps_text
 from deadpool_runtime import protocol

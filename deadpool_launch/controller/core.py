@@ -69,10 +69,12 @@ from deadpool_launch.controller.events import (
 )
 from deadpool_launch.controller.hangs import on_standings
 from deadpool_launch.controller.messages import on_exited, on_said, on_stopped
+from deadpool_launch.controller.node import AgentStage
 from deadpool_launch.controller.paths import on_paths_tried
+from deadpool_launch.controller.rank import Rank, Stage
 from deadpool_launch.controller.readmission import on_node_ready, on_node_resumed
 from deadpool_launch.controller.recovery import advance, on_inventory
-from deadpool_launch.controller.states import AgentStage, Phase, Rank, Stage, State
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.stragglers import on_paces
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.exits import ExitCode

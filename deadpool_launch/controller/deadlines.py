@@ -45,12 +45,13 @@ from deadpool_launch.controller import drains, stops
 from deadpool_launch.controller.agents import on_node_gone
 from deadpool_launch.controller.hangs import retry_echo, watch_steps
 from deadpool_launch.controller.losses import kill_as_lost, restore_limit_s, stall
+from deadpool_launch.controller.node import Cause
 from deadpool_launch.controller.paths import judge as judge_paths
 from deadpool_launch.controller.paths import when_connecting_takes_long
+from deadpool_launch.controller.rank import Rank, Stage
 from deadpool_launch.controller.readmission import try_again
 from deadpool_launch.controller.recovery import advance
 from deadpool_launch.controller.rungs import choose_rung
-from deadpool_launch.controller.states import Cause, Rank, Stage
 from deadpool_launch.controller.stragglers import watch_paces
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.verdicts import give_notice, judge, raise_it
@@ -63,7 +64,9 @@ def on_tick(turn: Turn) -> None:
     for node in state.nodes.values():
         if node.deadline is not None and node.deadline <= turn.at:
             limit = seconds(state.config.agent_start_s)
-            on_node_gone(turn, node.name, f"was not ready within {limit} (seen)")
+            on_node_gone(
+                turn, node.name, f"was not ready within {limit} (--agent-start-timeout, seen)"
+            )
     for node in turn.state.nodes.values():
         if node.inventory_by is not None and node.inventory_by <= turn.at:
             limit = seconds(state.config.inventory_s)

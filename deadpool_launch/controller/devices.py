@@ -13,9 +13,12 @@ from deadpool_launch.classify.lines import XID
 from deadpool_launch.classify.model import Kind, Observation, Verdict, classify
 from deadpool_launch.controller.agents import on_node_gone
 from deadpool_launch.controller.drains import wish
+from deadpool_launch.controller.node import AgentStage, Cause
+from deadpool_launch.controller.rank import Trait
 from deadpool_launch.controller.shrinking import is_left_empty
-from deadpool_launch.controller.states import AgentStage, Cause, Phase, State, Trait, Wish
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.turn import Turn
+from deadpool_launch.controller.underway import Wish
 from deadpool_launch.controller.wording import short_error
 
 

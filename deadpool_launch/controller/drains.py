@@ -21,18 +21,13 @@ from deadpool_launch.controller import halts
 from deadpool_launch.controller.events import Answered, DrainRequested, NodeStateSeen, ReleaseNode
 from deadpool_launch.controller.ladder import Rung, note_rung
 from deadpool_launch.controller.losses import forget_processes, open_epoch
+from deadpool_launch.controller.node import AgentStage
 from deadpool_launch.controller.placement import choose_spare
+from deadpool_launch.controller.rank import Stage, Trait, stage_traits
 from deadpool_launch.controller.shrinking import is_left_empty
-from deadpool_launch.controller.states import (
-    AgentStage,
-    Phase,
-    Stage,
-    State,
-    Trait,
-    Wish,
-    stage_traits,
-)
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.turn import Turn
+from deadpool_launch.controller.underway import Wish
 from deadpool_launch.controller.wording import nodes_text, ranks_text, seconds
 
 #: A rank that is past so many more steps proves that every rank has a replica of a later one.

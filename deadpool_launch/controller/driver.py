@@ -9,34 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
-from operator import is_
 from pathlib import Path
 from typing import Any, assert_never
 
-import msgspec
-
-from deadpool_launch import checkpoints, faults
+from deadpool_launch import faults
 from deadpool_launch.agents import AgentServer
-from deadpool_launch.backends.base import AgentHandle, Backend
-from deadpool_launch.backends.local import LocalBackend
+from deadpool_launch.backends.base import Backend
 from deadpool_launch.controller import core, events, mail, persist, roles, takeover
 from deadpool_launch.controller.checkpoints import earlier
 from deadpool_launch.controller.config import Config
+from deadpool_launch.controller.node import AgentStage
 from deadpool_launch.controller.quarantine import left_out
-from deadpool_launch.controller.states import (
-    AgentStage,
-    Phase,
-    State,
-    initial_state,
-)
+from deadpool_launch.controller.states import Phase, State, initial_state
 from deadpool_launch.controller.tables import NodeTable
-from deadpool_launch.errors import DeadpoolError
+from deadpool_launch.driving.agent_processes import AgentProcesses
+from deadpool_launch.driving.commits import Commits
+from deadpool_launch.driving.mover_world import MoverWorld
+from deadpool_launch.driving.recorder import Recorder
+from deadpool_launch.driving.strikes import Strikes
 from deadpool_launch.exits import ExitCode
 from deadpool_launch.journal import Journal
 from deadpool_launch.movers import MoverStep
@@ -47,14 +42,8 @@ from deadpool_launch.succession.lead import CutOff, Lead, Superseded
 from deadpool_launch.watch import Watch
 from deadpool_runtime import protocol
 
-#: Seconds between lines that say how far the training is.
-PROGRESS_S = 60.0
-#: Time that checkpoints have to be committed when the job is over.
-COMMIT_S = 60.0
 #: Time an agent has to end its ranks and leave, beyond the ranks' grace.
 LEAVE_S = 4.0
-#: In place of a node's name: the newest world of movers.
-_MOVERS = ""
 _LAST_ORDER = (1 << 63) - 1
 _RESULT_POLL_S = 0.5
 _CUT_OFF = events.Finish(
@@ -113,27 +102,13 @@ class JobDriver:
         self._run_dir = run_dir
         self._agent_argv = agent_argv
         self._launcher_host = launcher_host
-        self._fault_plan = fault_plan
-        self._movers = movers
-        self._mover_nodes: tuple[str, ...] = ()
         self._secret = secret
         self._term = 1
         self._state: State = initial_state(config)
-        #: What each node is known to be by the journal, and what of the state that was read from.
-        self._parts = roles.parts(self._state)
-        self._watched: tuple[object, ...] | None = None
         #: Events, each with the number of the report it came with, 0 for none.
         self._queue: asyncio.Queue[tuple[events.Event, int]] = asyncio.Queue()
         self._mail: dict[str, mail.Mailbox] = {}
-        #: What the back end needs to find each agent again.
-        self._saved: dict[str, dict[str, Any]] = {}
-        self._handles: dict[str, AgentHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        #: What ends the last agent of nodes that were given up.
-        self._stopping: dict[str, asyncio.Task[Any]] = {}
-        self._commits: set[asyncio.Task[None]] = set()
-        #: One at a time, in the order in which they are asked for.
-        self._commit_turn = asyncio.Lock()
         self._pids: dict[int, int] = {}
         self._finish: events.Finish | None = None
         #: Whether a node that keeps the log has to be given its beginning.
@@ -143,7 +118,7 @@ class JobDriver:
         #: The time of the newest event.
         self._known_at = self._clock()
         self._lead = self._make_lead()
-        self._questions = Questions(self._emit, lambda: self._clock(), self.standing, host)
+        self._questions = Questions(self._emit, self._now, self.standing, host)
         self._server = self._make_server()
         self._watch = Watch(
             backend,
@@ -153,12 +128,24 @@ class JobDriver:
             ends_at,
             self._emit,
             journal.say,
-            # Another launcher's clock may be put in its place later.
-            lambda: self._clock(),
+            self._now,
         )
-        if movers is not None:
-            movers.on_world = self._note_world
-        self._progress_at = self._clock() + PROGRESS_S
+        self._agents = AgentProcesses(
+            backend=backend,
+            log=state_log,
+            directory=run_dir / "logs",
+            argv=self._argv_of,
+            spawn=self._spawn,
+            wanted=self._is_to_start,
+            awaited=lambda node: self._finish is None and node not in self._server.links,
+            failed=lambda node, reason: self._emit(
+                events.AgentStartFailed(self._clock(), node, reason)
+            ),
+        )
+        self._commits = Commits(config, journal, self._emit, self._now)
+        self._recorder = Recorder(journal, self._now, self._state)
+        self._strikes = Strikes(fault_plan, backend, journal, self._spawn)
+        self._movers = MoverWorld(movers, state_log)
 
     def begin_log(self) -> None:
         """Write down what is known: from then on another launcher can take over."""
@@ -245,7 +232,7 @@ class JobDriver:
             flush=True,
         )
         self._questions.refuse(f"the launcher on {node} leads this job now: ask once more")
-        for task in (*self._tasks, *self._commits):
+        for task in (*self._tasks, *self._commits.tasks):
             task.cancel()
         await self._server.close()
         self._backend.leave()
@@ -339,17 +326,14 @@ class JobDriver:
             ahead_s = kept.at + lost_for_s - time.monotonic()
             self._clock = lambda: time.monotonic() + ahead_s
         self._known_at, self._state, self._mail = kept.at, kept.state, kept.mail
-        self._saved, self._pids, self._finish = kept.handles, kept.pids, kept.finish
+        self._pids, self._finish = kept.pids, kept.finish
         nodes = self._state.nodes
         self._watch.was_told({name: node.slurm for name, node in nodes.items() if node.slurm})
         self._lead = self._make_lead()
         self._server = self._make_server()
-        world = self._saved.get(_MOVERS)
-        if self._movers is not None and world is not None:
-            self._movers.take_over(world["world"])
-        for node, handle in self._saved.items():
-            if node != _MOVERS:
-                self._handles[node] = self._backend.adopt(node, handle)
+        saved = dict(kept.handles)
+        self._movers.take_over(saved)
+        self._agents.adopt(saved)
 
     async def _resume(self, ended: str, ended_at: float, how: str) -> None:
         """Wait for the agents, then do again what the launcher before may not have come to.
@@ -366,7 +350,7 @@ class JobDriver:
         who = takeover.who_is_back(self._state, missing, there)
         self._state = takeover.with_later_deadlines(self._state, now - self._known_at)
         self._known_at = now
-        self._lead.settle(self._fit())
+        self._lead.settle(roles.serving(self._state))
         self.begin_log()
         # What the launcher before ordered is done again; it may have been another one's turn since.
         await self._lead.confirmed(now)
@@ -378,20 +362,15 @@ class JobDriver:
             evidence = "its agent did not come to the new launcher"
             self._emit(events.AgentLost(now, name, evidence, "inferred"))
         for name, node in self._state.nodes.items():
-            handle = self._handles.get(name)
-            if node.stage is AgentStage.GONE and handle is not None:
-                self._stopping[name] = self._spawn(self._handles.pop(name).stop(0.0))
-            elif node.stage is AgentStage.STARTING and handle is None:
-                self._spawn(self._start_agent(name, self._state.epoch, node.born))
-            elif handle is not None:
-                self._spawn(self._watch_agent(name, handle))
+            if node.stage is AgentStage.GONE:
+                self._agents.end(name)
+            elif name in self._agents:
+                self._agents.watch(name)
+            elif node.stage is AgentStage.STARTING:
+                self._agents.begin(name, self._state.epoch, node.born)
         for epoch, step in self._state.committing:
             self._perform(events.CommitCheckpoint(step, epoch))
-        self._keep_movers()
-
-    def _note_world(self, world_id: int) -> None:
-        self._saved[_MOVERS] = {"world": world_id}
-        self._log.started(_MOVERS, self._saved[_MOVERS])
+        self._movers.keep(self._state)
 
     def _known(self) -> persist.Kept:
         return persist.Kept(
@@ -399,12 +378,16 @@ class JobDriver:
             self._known_at,
             self._state,
             self._mail,
-            self._saved,
+            {**self._agents.saved, **self._movers.saved},
             self._pids,
             self._finish,
         )
 
     # ------------------------------------------------------------ events
+
+    def _now(self) -> float:
+        """The time; another launcher's clock may be put in the place of this one's later."""
+        return self._clock()
 
     def _emit(self, event: events.Event, number: int = 0) -> None:
         self._queue.put_nowait((event, number))
@@ -432,15 +415,17 @@ class JobDriver:
         if actions:
             await self._lead.copied()
         mail.note_heard(self._mail, event, number)
-        self._record(event)
+        self._recorder.event(self._state, event)
+        if isinstance(event, events.RankSaid):
+            self._note_message(event)
         self._known_at = event.at
         self._state = state
         for action in actions:
             for node, order, body in mail.post(self._mail, self._state, action):
                 self._server.send(node, order, body)
             self._perform(action)
-        self._note_parts()
-        self._keep_movers()
+        self._recorder.parts(self._state)
+        self._movers.keep(self._state)
         self._settle_standbys()
         if self._begin_due or self._log.full:
             self._begin_due = False
@@ -452,119 +437,28 @@ class JobDriver:
         nodes = self._state.nodes
         if nodes is not self._settled and self._state.phase not in (Phase.NEW, Phase.AGENTS):
             self._settled = nodes
-            self._begin_due = self._lead.settle(self._fit()) or self._begin_due
+            self._begin_due = self._lead.settle(roles.serving(self._state)) or self._begin_due
 
-    def _fit(self) -> list[str]:
-        """The nodes whose agents serve, spares first."""
-        nodes = self._state.nodes
-        warm = [
-            name
-            for name in (*self._config.spares, *self._config.extras, *self._config.active)
-            if nodes[name].stage is AgentStage.WARM
-        ]
-        trains = set(self._state.seats)
-        return sorted(warm, key=trains.__contains__)
-
-    def _note_parts(self) -> None:
-        """Record what nodes are to the job, as far as that has changed."""
-        watched = roles.watched(self._state)
-        if self._watched is not None and all(map(is_, watched, self._watched)):
-            return
-        self._watched = watched
-        now = roles.parts(self._state)
-        for name, part in roles.changed(self._parts, now).items():
-            self._journal.write(
-                "node", node=name, role=part.role, why=part.why, lasting=part.lasting
-            )
-        self._parts = now
-
-    def _keep_movers(self) -> None:
-        """Have MPI's processes on the nodes that serve, once all that are needed at first do."""
-        if self._movers is None or self._state.phase in (Phase.NEW, Phase.AGENTS, Phase.ENDED):
-            return
-        nodes = tuple(
-            name for name, node in self._state.nodes.items() if node.stage is AgentStage.WARM
-        )
-        if nodes != self._mover_nodes:
-            self._mover_nodes = nodes
-            self._movers.restart(self._state.epoch, nodes)
-
-    def _record(self, event: events.Event) -> None:
-        match event:
-            case events.RankSaid(node=node, rank=rank, body=body):
-                self._record_message(node, rank, body)
-            case events.Tick() | events.CheckpointCommitted() | events.CheckpointFailed():
-                pass  # the latter two were recorded when it happened
-            case events.InventoryTaken(node=node, epoch=epoch, copies=copies):
-                kept = [[c.rank, c.step, c.epoch, c.replica] for c in copies]
-                self._journal.write(
-                    "event", name="InventoryTaken", node=node, epoch=epoch, copies=kept
-                )
-            case events.PacesTold(node=node, paces=paces):
-                told = [
-                    [p.rank, p.steps, round(p.own_s, 4), round(p.low_s, 4), round(p.step_s, 4)]
-                    for p in paces
-                ]
-                self._journal.write("event", name="PacesTold", node=node, paces=told)
-            case _:
-                fields = {name: getattr(event, name) for name in event.__dataclass_fields__}
-                del fields["at"]
-                if "kind" in fields:
-                    fields["evidence_kind"] = fields.pop("kind")
-                self._journal.write(
-                    "event", name=type(event).__name__, **msgspec.to_builtins(fields)
-                )
-
-    def _record_message(self, node: str, rank: int, body: protocol.FromRank) -> None:
-        match body:
-            case protocol.StepDone():
-                self._journal.write(
-                    "step",
-                    rank=rank,
-                    step=body.step,
-                    epoch=body.epoch,
-                    duration_s=round(body.duration_s, 6),
-                    blocked_s=round(body.blocked_s, 6),
-                    loss=body.loss,
-                    unprotected=body.unprotected,
-                    confirmed=body.confirmed,
-                )
-                self._tell_progress(rank, body)
+    def _note_message(self, said: events.RankSaid) -> None:
+        """What the driver itself makes of what a rank says."""
+        match said.body:
             case protocol.RankUp(pid=pid):
-                self._pids[rank] = pid
-                self._journal.write("rank", rank=rank, node=node, pid=pid, epoch=self._state.epoch)
-            case protocol.FinalState(step=step, parts=parts):
-                self._journal.write("final", rank=rank, step=step, parts=parts)
-            case protocol.Note(text=text):
-                self._journal.say(f"rank {rank}: {text}")
+                self._pids[said.rank] = pid
             case protocol.FaultPoint(step=step):
-                self._inject(rank, step)
-            case _:
-                fields = msgspec.to_builtins(body)
-                self._journal.write(
-                    "event", name=fields.pop("type"), node=node, rank=rank, **fields
-                )
-
-    def _tell_progress(self, rank: int, done: protocol.StepDone) -> None:
-        """A sign of life now and then, from the first rank that takes part."""
-        now = self._clock()
-        if now < self._progress_at or rank != min(one.rank for one in self._state.present()):
-            return
-        self._progress_at = now + PROGRESS_S
-        if done.step > 0:
-            loss = f", loss {done.loss:.4g}" if done.loss is not None else ""
-            self._journal.say(f"step {done.step}{loss}, {done.duration_s:.3g} s a step")
+                node = self._state.node_of(said.rank)
+                self._strikes.strike(node, said.rank, step, self._pids)
 
     # ------------------------------------------------------------ actions
 
     def _perform(self, action: events.Action) -> None:
         match action:
             case events.StartAgent(node=node, born=born):
-                self._end_agent(node)
-                self._saved.pop(node, None)
-                self._spawn(self._start_agent(node, self._state.epoch, born))
+                self._server.drop(node)
+                self._agents.begin(node, self._state.epoch, born)
             case events.FenceNode(node=node):
-                self._end_agent(node)
+                # Nothing that an agent of this node says counts any more.
+                self._server.drop(node)
+                self._agents.end(node)
             case events.Answered():
                 self._questions.answered(action)
             case events.ReleaseNode(node=node):
@@ -581,43 +475,15 @@ class JobDriver:
             ):
                 pass  # a message; it is in the mail
             case events.CommitCheckpoint():
-                commit = asyncio.create_task(self._commit(action))
-                self._commits.add(commit)
-                commit.add_done_callback(self._commits.discard)
+                self._commits.begin(action, lambda: earlier(self._state))
             case events.Say(text=text):
                 self._journal.say(text)
-            case events.IncidentOpened(number=number, reason=reason):
-                opened = self._state.incident
-                self._journal.write(
-                    "incident",
-                    number=number,
-                    phase="opened",
-                    detail=reason,
-                    planned=opened is not None and opened.planned,
-                )
-            case events.IncidentMark(number=number, phase=phase, detail=detail):
-                self._journal.write("incident", number=number, phase=phase, detail=detail)
-            case events.IncidentClosed():
-                self._journal.write(
-                    "incident",
-                    number=action.number,
-                    phase="closed",
-                    verdict=action.verdict,
-                    detail=action.reason,
-                    replayed_steps=action.replayed_steps,
-                    rung=action.rung,
-                )
+            case events.IncidentOpened() | events.IncidentMark() | events.IncidentClosed():
+                self._recorder.incident(self._state, action)
             case events.Finish():
                 self._finish = action
             case _:
                 assert_never(action)
-
-    def _end_agent(self, node: str) -> None:
-        """Nothing that an agent of this node says counts any more."""
-        self._server.drop(node)
-        handle = self._handles.pop(node, None)
-        if handle is not None:
-            self._stopping[node] = self._spawn(handle.stop(0.0))
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
@@ -625,74 +491,13 @@ class JobDriver:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _start_agent(self, node: str, epoch: int, born: int) -> None:
-        """Start the agent; report if it ends before it ever connected (the core has the deadline
-        for silence).
-        """
-        # What ends an agent may end all that runs on its node.
-        if (stopping := self._stopping.pop(node, None)) is not None:
-            await asyncio.wait([stopping])
-            known = self._state.nodes[node]
-            if known.born != born or known.stage is not AgentStage.STARTING:
-                return
-        log_path = self._run_dir / "logs" / f"agent-{node}.log"
-        try:
-            # Whoever writes them later keeps the mode.
-            for path in (log_path, Path(f"{log_path}.srun")):
-                path.touch(mode=0o600)
-            port = self._listening.getsockname()[1]
-            argv = self._agent_argv(node, f"{self._launcher_host}:{port}", epoch, born)
-            handle = await self._backend.start_agent(node, argv, log_path)
-        except (OSError, DeadpoolError) as error:
-            self._emit(events.AgentStartFailed(self._clock(), node, str(error)))
-            return
-        self._handles[node] = handle
-        self._saved[node] = handle.saved()
-        self._log.started(node, self._saved[node])
-        await self._watch_agent(node, handle)
+    def _argv_of(self, node: str, epoch: int, born: int) -> list[str]:
+        port = self._listening.getsockname()[1]
+        return self._agent_argv(node, f"{self._launcher_host}:{port}", epoch, born)
 
-    async def _watch_agent(self, node: str, handle: AgentHandle) -> None:
-        code = await handle.wait()
-        if (
-            self._finish is None
-            and node not in self._server.links
-            and self._handles.get(node) is handle
-        ):
-            del self._handles[node]
-            words = handle.last_words()
-            reason = f"its agent ended with exit code {code}{f': {words}' if words else ''}"
-            self._emit(events.AgentStartFailed(self._clock(), node, reason))
-
-    async def _commit(self, wanted: events.CommitCheckpoint) -> None:
-        step, epoch = wanted.step, wanted.epoch
-        directory = Path(self._config.checkpoint_dir)
-        async with self._commit_turn:
-            began_at = self._clock()
-            try:
-                kept = await asyncio.to_thread(
-                    checkpoints.commit,
-                    directory,
-                    step,
-                    epoch,
-                    self._config.world_size,
-                    self._config.checkpoint_keep,
-                    earlier(self._state),
-                )
-            except checkpoints.NotCommitted as error:
-                reason = str(error)
-                self._journal.write("checkpoint", step=step, epoch=epoch, failed=reason)
-                self._emit(events.CheckpointFailed(self._clock(), step, epoch, reason))
-                return
-            now = self._clock()
-            self._journal.write(
-                "checkpoint",
-                step=step,
-                epoch=epoch,
-                directory=str(directory),
-                kept=list(kept),
-                commit_s=round(now - began_at, 6),
-            )
-            self._emit(events.CheckpointCommitted(now, step, epoch, kept))
+    def _is_to_start(self, node: str, born: int) -> bool:
+        known = self._state.nodes[node]
+        return known.born == born and known.stage is AgentStage.STARTING
 
     def _say_newest_checkpoint(self, finish: events.Finish) -> None:
         """Where a job that did not come to its end can be taken up."""
@@ -700,40 +505,13 @@ class JobDriver:
             step, directory = max(self._state.checkpoints), self._config.checkpoint_dir
             self._journal.say(f"the newest durable checkpoint is that of step {step}: {directory}")
 
-    # ------------------------------------------------------------ rehearsed faults
-
-    def _inject(self, rank: int, step: int) -> None:
-        fault = self._fault_plan.get(rank)
-        if fault is None:
-            return
-        node = self._state.node_of(rank)
-        self._journal.write("fault", fault=str(fault), node=node, rank=rank, step=step)
-        self._journal.say(
-            f"rehearsal: {fault.kind} of {node if fault.node else f'rank {rank}'} at step {step}"
-        )
-        assert isinstance(self._backend, LocalBackend)
-        match fault.kind:
-            case faults.FaultKind.POWER_OFF:
-                self._spawn(self._backend.power_off(node))
-            case faults.FaultKind.VANISH:
-                self._backend.vanish(node)
-            case faults.FaultKind.FREEZE_NODE:
-                self._backend.freeze(node)
-            case faults.FaultKind.KILL:
-                os.kill(self._pids[rank], signal.SIGKILL)
-            case faults.FaultKind.FREEZE:
-                os.kill(self._pids[rank], signal.SIGSTOP)
-            case _:
-                assert_never(fault.kind)
-
     # ------------------------------------------------------------ the end
 
     async def _end_everything(self) -> None:
         """Stop agents in order, then by force; nothing that this job started is left when it
         returns.
         """
-        if self._movers is not None:
-            self._movers.stop()
+        self._movers.stop()
         reason = self._finish.reason if self._finish is not None else "the launcher failed"
         links = list(self._server.links.values())
         for link in links:
@@ -746,16 +524,13 @@ class JobDriver:
             for leftover in link.leftovers:
                 self._journal.say(f"{link.node}: could not end {leftover}")
         await self._server.close()
-        await asyncio.gather(
-            *(handle.stop(1.0) for handle in self._handles.values()), return_exceptions=True
-        )
-        if self._movers is not None:
-            await self._movers.close()
-        if self._commits:
-            await asyncio.wait(self._commits, timeout=COMMIT_S)
-        for task in (*self._tasks, *self._commits):
+        await self._agents.end_all(1.0)
+        await self._movers.close()
+        await self._commits.settle()
+        begun = (*self._tasks, *self._commits.tasks)
+        for task in begun:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._commits, return_exceptions=True)
+        await asyncio.gather(*begun, return_exceptions=True)
         await self._backend.close()
 
 

@@ -12,8 +12,10 @@ ends the halt, as it ends all else that ranks wait for.
 
 from __future__ import annotations
 
-from deadpool_launch.controller.states import Halt, Phase, Rank, Stage, State, Trait, stage_traits
+from deadpool_launch.controller.rank import Rank, Stage, Trait, stage_traits
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.turn import Turn
+from deadpool_launch.controller.underway import Halt
 from deadpool_runtime import protocol
 
 

@@ -19,10 +19,13 @@ from deadpool_launch.controller.diagnosis import Hang, diagnose, stacks_text
 from deadpool_launch.controller.events import StandingsTold, TakeStacks, TakeStandings
 from deadpool_launch.controller.ladder import Rung
 from deadpool_launch.controller.losses import open_epoch
+from deadpool_launch.controller.node import AgentStage
+from deadpool_launch.controller.rank import Rank, Stage
 from deadpool_launch.controller.recovery import advance
 from deadpool_launch.controller.rungs import choose_rung
-from deadpool_launch.controller.states import AgentStage, Look, Phase, Rank, Stage, State
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.turn import Turn
+from deadpool_launch.controller.underway import Look
 from deadpool_launch.controller.wording import nodes_text, ranks_text, seconds
 from deadpool_launch.exits import ExitCode
 

@@ -5,7 +5,9 @@ A broken rule is a defect of the controller, never of a script or a node.
 
 from __future__ import annotations
 
-from deadpool_launch.controller.states import LIVE, AgentStage, Phase, Rank, Stage, State, Trait
+from deadpool_launch.controller.node import AgentStage
+from deadpool_launch.controller.rank import LIVE, Rank, Stage, Trait
+from deadpool_launch.controller.states import Phase, State
 
 #: Stages a rank may be in, for each phase of the job that has a script.
 _STAGES: dict[Phase, frozenset[Stage]] = {

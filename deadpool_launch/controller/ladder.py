@@ -17,7 +17,9 @@ from __future__ import annotations
 from enum import IntEnum
 
 from deadpool_launch.controller.checkpoints import newest_usable, why_none
-from deadpool_launch.controller.states import LIVE, Incident, State, stage_traits
+from deadpool_launch.controller.incident import Incident
+from deadpool_launch.controller.rank import LIVE, stage_traits
+from deadpool_launch.controller.states import State
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import plural
 from deadpool_launch.exits import ExitCode

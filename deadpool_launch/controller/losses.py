@@ -11,8 +11,10 @@ from dataclasses import replace
 from deadpool_launch.controller import halts, stops
 from deadpool_launch.controller.budgets import charge_job
 from deadpool_launch.controller.events import IncidentOpened
+from deadpool_launch.controller.incident import Incident, Loss
 from deadpool_launch.controller.ladder import STALLS, climb
-from deadpool_launch.controller.states import BEGUN, Incident, Loss, Phase, Stage
+from deadpool_launch.controller.rank import BEGUN, Stage
+from deadpool_launch.controller.states import Phase
 from deadpool_launch.controller.tables import NodeTable
 from deadpool_launch.controller.turn import Turn, fresh_process
 from deadpool_launch.controller.wording import loss_text, ranks_text

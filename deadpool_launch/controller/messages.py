@@ -9,13 +9,16 @@ from deadpool_launch.controller import drains, halts
 from deadpool_launch.controller.agents import on_node_gone
 from deadpool_launch.controller.causes import cause_of_exit
 from deadpool_launch.controller.checkpoints import on_saved
+from deadpool_launch.controller.incident import Loss
 from deadpool_launch.controller.losses import forget_processes, kill_as_lost, lose, open_epoch
+from deadpool_launch.controller.node import Cause
 from deadpool_launch.controller.paths import on_not_connected
 from deadpool_launch.controller.protection import (
     note_unprotected,
     on_protected,
     on_snapshotted,
 )
+from deadpool_launch.controller.rank import Rank, Stage
 from deadpool_launch.controller.recovery import (
     advance,
     after_step,
@@ -23,7 +26,7 @@ from deadpool_launch.controller.recovery import (
     on_restore_failed,
 )
 from deadpool_launch.controller.rungs import choose_rung
-from deadpool_launch.controller.states import RECOVERING, Cause, Loss, Phase, Rank, Stage
+from deadpool_launch.controller.states import RECOVERING, Phase
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.verdicts import (
     judge,

@@ -20,9 +20,12 @@ from dataclasses import replace
 from deadpool_launch.controller.agents import on_node_gone
 from deadpool_launch.controller.events import TryPaths
 from deadpool_launch.controller.losses import stall
+from deadpool_launch.controller.node import AgentStage
+from deadpool_launch.controller.rank import Rank, Stage
 from deadpool_launch.controller.shrinking import can_do_without
-from deadpool_launch.controller.states import AgentStage, Paths, Rank, Stage, State
+from deadpool_launch.controller.states import State
 from deadpool_launch.controller.turn import Turn
+from deadpool_launch.controller.underway import Paths
 from deadpool_launch.controller.wording import nodes_text, ranks_text, seconds, short_error
 from deadpool_runtime import protocol
 

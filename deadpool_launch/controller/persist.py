@@ -14,7 +14,9 @@ import msgspec
 
 from deadpool_launch.controller.events import Event, Finish
 from deadpool_launch.controller.mail import Mailbox
-from deadpool_launch.controller.states import Node, Rank, State
+from deadpool_launch.controller.node import Node
+from deadpool_launch.controller.rank import Rank
+from deadpool_launch.controller.states import State
 from deadpool_launch.controller.tables import NodeTable, RankTable
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from deadpool_launch.controller.states import AgentStage, Node
+from deadpool_launch.controller.node import AgentStage, Node
 
 
 def choose_spare(free: Sequence[str], nodes: Mapping[str, Node]) -> str | None:

@@ -14,27 +14,19 @@ from itertools import cycle
 from deadpool_launch.controller import beginning
 from deadpool_launch.controller.checkpoints import newest_usable, why_none
 from deadpool_launch.controller.events import TakeInventory
+from deadpool_launch.controller.incident import Incident
 from deadpool_launch.controller.ladder import Rung, note_rung
 from deadpool_launch.controller.losses import open_epoch, restore_limit_s
+from deadpool_launch.controller.node import AgentStage
 from deadpool_launch.controller.protection import choose, tell_unheld
+from deadpool_launch.controller.rank import LIVE, Rank, Stage, Trait, stage_traits
 from deadpool_launch.controller.rungs import start_anew
-from deadpool_launch.controller.states import (
-    LIVE,
-    AgentStage,
-    Incident,
-    Phase,
-    Rank,
-    Stage,
-    State,
-    Trait,
-    stage_traits,
-)
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import nodes_text, plural, ranks_text, steps_text
 from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
-from deadpool_runtime.replication.naming import packed
-from deadpool_runtime.replication.placement import (
+from deadpool_runtime.replication.agreement import (
     Adoption,
     Agreement,
     Fetch,
@@ -42,6 +34,7 @@ from deadpool_runtime.replication.placement import (
     agree,
     replicated_before,
 )
+from deadpool_runtime.replication.naming import packed
 from deadpool_runtime.replication.shards import Shared, agree_on_shared
 
 #: How many of the steps that cannot be made whole are named.

@@ -9,29 +9,16 @@ from msgspec import structs
 
 from deadpool_launch.controller import beginning
 from deadpool_launch.controller.events import IncidentMark
-from deadpool_launch.controller.states import (
-    AgentStage,
-    Cause,
-    Node,
-    Phase,
-    Rank,
-    Stage,
-    State,
-    Trait,
-    stage_traits,
-)
+from deadpool_launch.controller.node import AgentStage, Cause, Node
+from deadpool_launch.controller.rank import Rank, Stage, Trait, stage_traits
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import nodes_text, plural, ranks_text, size
 from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
 from deadpool_runtime.replication.naming import Ranks, members
-from deadpool_runtime.replication.placement import (
-    Holding,
-    Need,
-    Nodes,
-    choose_holders,
-    needs,
-)
+from deadpool_runtime.replication.placement import Holding, Nodes, choose_holders
+from deadpool_runtime.replication.room import Need, needs
 
 #: Nodes that can hold replicas, and where their replicators listen.
 Electors = tuple[tuple[str, protocol.Address], ...]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from deadpool_launch.controller.config import Config
-from deadpool_launch.controller.states import AgentStage, Cause, Node, State
+from deadpool_launch.controller.node import AgentStage, Cause, Node
+from deadpool_launch.controller.states import State
 from deadpool_launch.controller.wording import plural, seconds
 
 #: After so many tries that failed the time between two grows no more.

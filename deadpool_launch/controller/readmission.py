@@ -8,9 +8,10 @@ it is ready, and if it does not come up the node is given up again.
 from __future__ import annotations
 
 from deadpool_launch.controller.events import NodeStateSeen
+from deadpool_launch.controller.node import AgentStage, Cause, Node
 from deadpool_launch.controller.recovery import advance
 from deadpool_launch.controller.shrinking import is_left_empty
-from deadpool_launch.controller.states import AgentStage, Cause, Node, State
+from deadpool_launch.controller.states import State
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import nodes_text
 

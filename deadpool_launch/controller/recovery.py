@@ -9,8 +9,10 @@ from __future__ import annotations
 from deadpool_launch.controller import drains, stops
 from deadpool_launch.controller.checkpoints import give_up, next_text, still_valid
 from deadpool_launch.controller.events import StartRanks
+from deadpool_launch.controller.incident import Incident
 from deadpool_launch.controller.ladder import restart_all, rung_text
 from deadpool_launch.controller.losses import open_epoch
+from deadpool_launch.controller.node import AgentStage
 from deadpool_launch.controller.planning import (
     store_rank,
     when_all_parked,
@@ -23,18 +25,10 @@ from deadpool_launch.controller.protection import (
     note_redundancy,
     when_all_attached,
 )
+from deadpool_launch.controller.rank import Rank, Stage, Trait, stage_traits
 from deadpool_launch.controller.rungs import repair_in_place
 from deadpool_launch.controller.shrinking import regain, verdict_of
-from deadpool_launch.controller.states import (
-    AgentStage,
-    Incident,
-    Phase,
-    Rank,
-    Stage,
-    State,
-    Trait,
-    stage_traits,
-)
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.tables import RankTable, changed
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import plural
@@ -179,6 +173,7 @@ def _when_all_restored(turn: Turn) -> None:
     turn.set(
         ranks=RankTable(rank if rank.aside else _resumed(rank, step) for rank in state.ranks),
         phase=Phase.TRAINING,
+        paths=None,  # All are connected, whatever the agents have yet to answer.
         history=_history(state, step),
         checkpoints=still_valid(state.checkpoints, step),
         newest=max(state.newest, step),

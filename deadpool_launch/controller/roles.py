@@ -1,4 +1,4 @@
-"""What each node is to the job, for people: read from the state, never decided upon. Pure."""
+"""What each node is to the job: read from the state, never decided upon. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from deadpool_launch.controller.node import AgentStage
 from deadpool_launch.controller.quarantine import left_out
 from deadpool_launch.controller.shrinking import is_left_empty
-from deadpool_launch.controller.states import AgentStage, State
+from deadpool_launch.controller.states import State
 from deadpool_runtime.protocol import JobStanding
 
 
@@ -78,6 +79,18 @@ def parts(state: State) -> dict[str, Part]:
 def changed(before: Mapping[str, Part], now: Mapping[str, Part]) -> dict[str, Part]:
     """The nodes whose part is another one."""
     return {name: part for name, part in now.items() if before.get(name) != part}
+
+
+def serving(state: State) -> list[str]:
+    """The nodes whose agents serve, spares first."""
+    config = state.config
+    warm = [
+        name
+        for name in (*config.spares, *config.extras, *config.active)
+        if state.nodes[name].stage is AgentStage.WARM
+    ]
+    trains = set(state.seats)
+    return sorted(warm, key=trains.__contains__)
 
 
 def standing(state: State, term: int) -> JobStanding:

@@ -9,17 +9,14 @@ from dataclasses import replace
 
 from deadpool_launch.controller.budgets import back_in_use, worn_out
 from deadpool_launch.controller.checkpoints import still_valid
+from deadpool_launch.controller.incident import Loss
 from deadpool_launch.controller.ladder import Rung, note_rung
 from deadpool_launch.controller.losses import forget_processes, kill_as_lost, lose
+from deadpool_launch.controller.node import AgentStage
 from deadpool_launch.controller.placement import choose_spare
+from deadpool_launch.controller.rank import LIVE, Stage
 from deadpool_launch.controller.shrinking import idle_nodes, is_left_empty, make_fit
-from deadpool_launch.controller.states import (
-    LIVE,
-    AgentStage,
-    Loss,
-    Phase,
-    Stage,
-)
+from deadpool_launch.controller.states import Phase
 from deadpool_launch.controller.tables import RankTable
 from deadpool_launch.controller.turn import Turn, fresh_process
 from deadpool_launch.controller.wording import loss_text, plural, ranks_text

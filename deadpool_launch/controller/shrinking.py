@@ -13,15 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from deadpool_launch.controller.losses import open_epoch
-from deadpool_launch.controller.states import (
-    LIVE,
-    AgentStage,
-    Phase,
-    Rank,
-    Stage,
-    State,
-    Trait,
-)
+from deadpool_launch.controller.node import AgentStage
+from deadpool_launch.controller.rank import LIVE, Rank, Stage, Trait
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import loss_text, nodes_text, ranks_text
 

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from deadpool_launch.controller import halts
 from deadpool_launch.controller.events import LimitNear
-from deadpool_launch.controller.states import State, Stop
+from deadpool_launch.controller.states import State
 from deadpool_launch.controller.turn import Turn
+from deadpool_launch.controller.underway import Stop
 from deadpool_launch.controller.wording import seconds
 from deadpool_launch.exits import ExitCode
 

@@ -19,8 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deadpool_launch.controller.drains import wish
-from deadpool_launch.controller.states import Phase, Rank, Stage, State, Wish
+from deadpool_launch.controller.rank import Rank, Stage
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.turn import Turn
+from deadpool_launch.controller.underway import Wish
 from deadpool_launch.controller.wording import ranks_text
 from deadpool_runtime.protocol import Pace
 

@@ -13,10 +13,10 @@ from functools import cache, reduce
 from itertools import chain
 from math import inf
 from operator import and_, attrgetter, or_
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
-if TYPE_CHECKING:
-    from deadpool_launch.controller.states import Node, Rank
+from deadpool_launch.controller.node import Node
+from deadpool_launch.controller.rank import Rank, Trait
 
 Value = TypeVar("Value")
 
@@ -24,8 +24,8 @@ Value = TypeVar("Value")
 _CHUNK = 128
 _SHIFT = 7
 _MASK = _CHUNK - 1
-#: The bit of ranks of which nothing is asked; ``states.Trait`` has its name.
-_ASIDE = 1 << 33
+#: Of such ranks nothing is asked. A name of its own: every rank of a chunk that changes is tried.
+_ASIDE = Trait.ASIDE
 #: After every epoch.
 _LATEST = 1 << 62
 
@@ -81,7 +81,7 @@ def _first(times: list[float]) -> float | None:
     return min(times) if times else None
 
 
-class RankTable(Sequence["Rank"]):
+class RankTable(Sequence[Rank]):
     """All ranks, in order. ``Rank.traits`` says what is summed up."""
 
     __slots__ = ("_chunks", "_deadline", "_every", "_length", "_some")
@@ -194,7 +194,7 @@ def _fields_of(kind: type[Any]) -> tuple[Callable[[Any], tuple[Any, ...]], Mappi
     return attrgetter(*names), {name: place for place, name in enumerate(names)}
 
 
-class NodeTable(dict[str, "Node"]):
+class NodeTable(dict[str, Node]):
     """All nodes by name. Never changed once made, only replaced."""
 
     __slots__ = ("_deadline", "_waiting", "answers")

@@ -16,18 +16,11 @@ import msgspec
 
 from deadpool_launch.controller import core, mail, persist
 from deadpool_launch.controller.events import Finish, RankSaid, StartAgent
-from deadpool_launch.controller.states import (
-    LIVE,
-    AgentStage,
-    Halt,
-    Look,
-    Node,
-    Paths,
-    Rank,
-    Stage,
-    State,
-)
+from deadpool_launch.controller.node import AgentStage, Node
+from deadpool_launch.controller.rank import LIVE, Rank, Stage
+from deadpool_launch.controller.states import State
 from deadpool_launch.controller.tables import NodeTable, RankTable
+from deadpool_launch.controller.underway import Halt, Look, Paths
 from deadpool_launch.controller.wording import nodes_text, plural, ranks_text
 from deadpool_runtime import protocol
 

@@ -21,18 +21,11 @@ from deadpool_launch.controller.events import (
     StartAgent,
     Tell,
 )
+from deadpool_launch.controller.incident import Incident
+from deadpool_launch.controller.node import AgentStage, Cause, Node
 from deadpool_launch.controller.quarantine import after_loss, left_out, stays_out_text
-from deadpool_launch.controller.states import (
-    AgentStage,
-    Cause,
-    Incident,
-    Node,
-    Phase,
-    Rank,
-    Stage,
-    State,
-    stage_traits,
-)
+from deadpool_launch.controller.rank import Rank, Stage, stage_traits
+from deadpool_launch.controller.states import Phase, State
 from deadpool_launch.controller.tables import changed
 from deadpool_launch.controller.wording import plural
 from deadpool_launch.exits import ExitCode

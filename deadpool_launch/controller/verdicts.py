@@ -17,8 +17,11 @@ from deadpool_launch.classify.traces import root_error
 from deadpool_launch.controller.agents import on_node_gone
 from deadpool_launch.controller.causes import LOSING, cause_of, step_of
 from deadpool_launch.controller.hangs import retry_echo
+from deadpool_launch.controller.incident import Loss
 from deadpool_launch.controller.losses import forget_processes, kill_as_lost, lose
-from deadpool_launch.controller.states import LIVE, Cause, Loss, Phase, Rank, Stage, Trait
+from deadpool_launch.controller.node import Cause
+from deadpool_launch.controller.rank import LIVE, Rank, Stage, Trait
+from deadpool_launch.controller.states import Phase
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.controller.wording import seconds, short_error
 from deadpool_launch.exits import ExitCode

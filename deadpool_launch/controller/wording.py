@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from deadpool_launch.controller.states import Loss
+from deadpool_launch.controller.incident import Loss
 
 _ERROR_LENGTH = 120
 #: With more nodes than this only their number is told.

@@ -79,7 +79,7 @@ def _print(settled: Settled) -> None:
     console.print()
     for setting in settled.settings.values():
         text = f"{setting.key.name}: {setting.key.doc}"
-        lines = textwrap.wrap(text, console.width, subsequent_indent="    ")
+        lines = textwrap.wrap(text, console.width, subsequent_indent="    ", break_on_hyphens=False)
         console.print("\n".join(lines), markup=False)
     for remark in settled.remarks:
         console.print(remark, markup=False)

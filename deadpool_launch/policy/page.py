@@ -55,8 +55,13 @@ guard against mistakes; they cannot bind a user who starts something else.
 
 ## Commands
 
-    deadpool policy check FILE     # exit code 2 and one sentence for each thing that is wrong
-    deadpool policy show           # every key's effective value and where it came from; --json
+```sh
+deadpool policy check FILE  # a sentence for each thing that is wrong, exit code 2
+deadpool policy show        # every key: its value, where it came from; --json
+```
+
+`deadpool plan`, `deadpool simulate` and `deadpool preflight` reckon with the effective
+`replication.factor` and `replication.interval`.
 
 ## How many spares
 

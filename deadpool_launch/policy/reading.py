@@ -13,7 +13,8 @@ import yaml
 from deadpool_launch.dotted import LeafReader, Names, Problem, line_of
 from deadpool_launch.dotted import read as read_yaml
 from deadpool_launch.policy.kinds import BadValue, Value
-from deadpool_launch.policy.schema import BY_NAME, IN_ORDER, Key
+from deadpool_launch.policy.schema import BY_NAME, NAME_OF, Key
+from deadpool_launch.timeouts import IN_ORDER
 
 LIMITS = "limits"
 _BOUNDS = ("min", "max", "fixed")
@@ -152,12 +153,12 @@ class _Reader(LeafReader):
 
     def _check_orders(self) -> None:
         """Durations of one file that must be in an order are in it."""
-        for shorter, longer in IN_ORDER:
+        for order in IN_ORDER:
+            shorter, longer = NAME_OF[order.shorter], NAME_OF[order.longer]
             if shorter not in self.values or longer not in self.values:
                 continue
             first, second = self.values[shorter], self.values[longer]
-            # None: there is no such limit, or it follows from the others.
-            if first.value is None or second.value is None or first.value < second.value:
+            if order.holds(first.value, second.value):
                 continue
             shown = (BY_NAME[shorter].show(first.value), BY_NAME[longer].show(second.value))
             self.problems.append(

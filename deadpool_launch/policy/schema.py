@@ -472,10 +472,6 @@ KEYS: tuple[Key, ...] = (
     ),
 )
 
-#: The first must be shorter than the second.
-IN_ORDER = (
-    ("heartbeat_timeout", "collective_timeout"),
-    ("heartbeat_timeout", "replication.confirm_timeout"),
-    ("replication.confirm_timeout", "collective_timeout"),
-)
 BY_NAME: Mapping[str, Key] = {key.name: key for key in KEYS}
+#: The names of keys by the fields that get their values.
+NAME_OF: Mapping[str, str] = {key.field: key.name for key in KEYS}

@@ -21,6 +21,7 @@ from deadpool_launch import terminal
 from deadpool_launch.backends.base import Allocation, Check
 from deadpool_launch.backends.local import LocalBackend
 from deadpool_launch.backends.slurm import SlurmBackend
+from deadpool_launch.controller.wording import plural
 from deadpool_launch.display import print_table
 from deadpool_launch.errors import DeadpoolError, UnsuitableError, UsageError
 from deadpool_launch.exits import ExitCode, PreflightCode
@@ -36,8 +37,15 @@ from deadpool_launch.rehearsal_run import Interrupted, Interrupts
 from deadpool_launch.sites import files
 from deadpool_launch.sites.cluster import cluster_name
 from deadpool_launch.sites.model import SiteConfig
-from deadpool_launch.whatif.asking import layout_of, model_of, model_options, parallel_options
+from deadpool_launch.whatif.asking import (
+    layout_of,
+    model_of,
+    model_options,
+    parallel_options,
+    policy_option,
+)
 from deadpool_launch.whatif.reading import count_option, size_option, time_option
+from deadpool_launch.whatif.replication import Replication
 from deadpool_launch.whatif.sizes import Layout
 from deadpool_slurm.environ import read_job
 
@@ -71,6 +79,7 @@ class Found:
     help="Ranks on each node.  [default: auto]",
 )
 @click.option("--site", metavar="NAME", help="As for deadpool-launch.")
+@policy_option
 @click.option("--mpi", type=click.Choice(get_args(Mpi)), help="Try this kind of MPI.")
 @click.option("--assume-no-kill", is_flag=True, help="The job was submitted with --no-kill.")
 @click.option(
@@ -145,7 +154,7 @@ def _options(given: Mapping[str, Any]) -> LaunchOptions:
         qos=job.qos if job is not None else None,
     ).site
     named = {key: given[name] for name, key in _KEYS.items() if given[name] is not None}
-    policy = effective(os.environ, None, named, on_slurm=at.kind == "slurm")
+    policy = effective(os.environ, given["policy"], named, on_slurm=at.kind == "slurm")
     check_mpi(policy["mpi"], at)
     gpus = job.gpus_on_node if job is not None else None
     return LaunchOptions(
@@ -160,8 +169,14 @@ def _options(given: Mapping[str, Any]) -> LaunchOptions:
 
 
 def _layout(given: Mapping[str, Any], options: LaunchOptions, active: int, spares: int) -> Layout:
-    layout = layout_of(given, active, spares, options.nproc_per_node, options.replication_factor)
+    replicas = Replication(
+        options.replication_factor,
+        options.replication_interval,
+        warm_spares=options.spare_start == "at-start",
+    )
+    layout = layout_of(given, active, spares, options.nproc_per_node, replicas)
     layout.check(None)
+    layout.check_factor()
     return layout
 
 
@@ -326,5 +341,5 @@ def _where(found: Found) -> str:
     if found.allocation is None:
         return f"Outside of an allocation{name}"
     if found.options.site == "local":
-        return f"{len(found.allocation.nodes)} nodes as process trees of this machine"
+        return f"{plural(len(found.allocation.nodes), 'node')} as process trees of this machine"
     return f"Job {found.allocation.job_id}, {len(found.allocation.nodes)} nodes{name}"

@@ -14,6 +14,8 @@ Said = Mapping[str, Mapping[str, Any]]
 
 #: From this version on communicators that overlap can be given up together.
 _GROUP_ABORT = (2, 22)
+#: What lookups of names may add to a rebuild, in seconds.
+_LOOKUPS_S = 1.0
 
 
 def port_checks(said: Said) -> list[Check]:
@@ -48,6 +50,31 @@ def port_checks(said: Said) -> list[Check]:
     most_called = max(found["called"] for found in calls.values())
     text = f"every node reaches the launcher and {plural(most_called, 'other node')}"
     return [Check("ports", True, text)]
+
+
+def name_checks(said: Said, ranks: int) -> list[Check]:
+    """Whether a rebuild waits for the names of its ranks' addresses; empty if nobody looked."""
+    looked = {node: facts["names"] for node, facts in said.items() if facts.get("names")}
+    asking = {node: found for node, found in looked.items() if found["asked"]}
+    if not asking:
+        text = "no rank asks a name server for those of its peers"
+        return [Check("names of addresses", True, text)] if looked else []
+    node = max(asking, key=lambda name: asking[name]["slowest_s"])
+    found = asking[node]
+    each_s = found["slowest_s"]
+    took = (
+        f"takes {1000 * each_s:.3g} ms to look up {found['address']}"
+        if found["done"]
+        else f"does not learn the names of two addresses within {each_s:g} s"
+    )
+    text = (
+        f"{node} {took}, and the store of every rebuild asks for the name of each rank's address, "
+        f"one after the other: {ranks * each_s:.2g} s for {plural(ranks, 'rank')}"
+    )
+    if ranks * each_s <= _LOOKUPS_S:
+        return [Check("names of addresses", True, text)]
+    remedy = "put the nodes into /etc/hosts, with files first at hosts: in /etc/nsswitch.conf"
+    return [Check("names of addresses", None, text, remedy)]
 
 
 def nccl_defects(said: Said) -> list[Check]:

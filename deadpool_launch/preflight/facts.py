@@ -19,13 +19,16 @@ NOT_SHARED = "is not the one that the launcher's node has"
 
 
 class ProbeTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What the probe looks at on its node. ``launcher``: call there, and whom it names."""
+    """What the probe looks at on its node. ``launcher``: call there, and whom it names.
+    ``launcher_host``: look up its address and the node's own.
+    """
 
     run_dir: str
     token: str
     admission: list[AdmissionCheck] = []
     checkpoint_dir: str = ""
     launcher: Address | None = None
+    launcher_host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

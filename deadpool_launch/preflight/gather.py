@@ -133,7 +133,12 @@ async def node_answers(
             exchange = calls.Exchange(asked.launcher_host, secret, len(asked.nodes))
             launcher = (await stack.enter_async_context(exchange)).address
             timeout_s += calls.ALL_S
-        theirs = msgspec.structs.replace(task, admission=list(options.admission), launcher=launcher)
+        theirs = msgspec.structs.replace(
+            task,
+            admission=list(options.admission),
+            launcher=launcher,
+            launcher_host=asked.launcher_host,
+        )
         probing = NodeProbe(client, asked.job_id, probe_argv(theirs), variables, site)
         own = await asyncio.to_thread(probe, task)
         await probing.ask(asked.nodes, asked.all_nodes, timeout_s)

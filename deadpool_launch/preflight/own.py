@@ -48,7 +48,12 @@ def local_answers(nodes: Sequence[str], options: LaunchOptions) -> Answers:
         return Answers(problems=(node_rules.run_dir_problem(Path(options.run_dir), error),))
     try:
         own = probe(
-            ProbeTask(run_dir=options.run_dir, token=token, checkpoint_dir=shared.checkpoint_dir)
+            ProbeTask(
+                run_dir=options.run_dir,
+                token=token,
+                checkpoint_dir=shared.checkpoint_dir,
+                launcher_host="127.0.0.1",
+            )
         )
     finally:
         unshare(shared, token)

@@ -26,6 +26,7 @@ import msgspec
 
 from deadpool_launch import channel
 from deadpool_launch.policy.admission import log_name, reason_to_refuse
+from deadpool_launch.preflight import lookups
 from deadpool_launch.preflight.calls import call
 from deadpool_launch.preflight.facts import NOT_SHARED, PREFIX, ProbeTask
 from deadpool_launch.version import deadpool_version, installed_version
@@ -61,6 +62,8 @@ def probe(task: ProbeTask) -> dict[str, Any]:
         "memory_limit": memory_limit,
         "cpus": len(os.sched_getaffinity(0)),
     }
+    if task.launcher_host:
+        facts["names"] = msgspec.to_builtins(lookups.look_up(task.launcher_host))
     if task.launcher is not None and not facts["run_dir"]:
         secret = channel.read_secret(run_dir)
         facts["calls"] = asyncio.run(call(node, task.launcher, secret))

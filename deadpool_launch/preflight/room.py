@@ -9,7 +9,7 @@ from typing import Any
 from deadpool_launch.backends.base import Check
 from deadpool_launch.controller.wording import size
 from deadpool_launch.whatif.sizes import Layout, Model, Sizes, sizes, sizes_of_rank
-from deadpool_runtime.replication.slotting import SLOTS
+from deadpool_runtime.replication.slotting import own_slots
 
 #: As the launcher has it before the first step.
 _REMEDY = (
@@ -69,13 +69,14 @@ def room_checks(
             Check(
                 "memory",
                 True,
-                f"{has}: room for {SLOTS} copies of {same} of state on each rank where all have "
-                f"the same (ddp), or of {own} where each has its own (fsdp)",
+                f"{has}: room for {own_slots(layout.interval)} copies of {same} of state on each "
+                f"rank where all have the same (ddp), or of {own} where each has its own (fsdp)"
+                f"{_replicated(layout)}",
                 "say how much there is: --params 7B --sharding fsdp, or --state-bytes 12G",
             )
         ]
     small = [node for node in found if found[node][0] < need.memory_nbytes]
-    wants = f"the copies of the state take {size(need.memory_nbytes)} on a node"
+    wants = _wants(need, layout)
     if not small:
         return [Check("memory", True, f"{wants}; {has}, the least of all")]
     if len(small) == len(found):
@@ -88,15 +89,24 @@ def _small(node: str, found: tuple[int, str], wants: str) -> Check:
     return Check("memory", False, text, _REMEDY, leave_out=node)
 
 
+def _wants(need: Sizes, layout: Layout) -> str:
+    taken = size(need.memory_nbytes)
+    return f"the copies of the state take {taken} on a node{_replicated(layout)}"
+
+
+def _replicated(layout: Layout) -> str:
+    """What the policy says of replicas that changes what they take."""
+    told = {"factor": layout.factor, "interval": layout.interval}
+    changed = [f"replication.{name}: {value}" for name, value in told.items() if value > 1]
+    return f" ({', '.join(changed)})" if changed else ""
+
+
 def outside_check(layout: Layout | None, state: State) -> Check:
     """What can be said without any node."""
     need = None if layout is None else state.sizes(layout)
-    if need is None:
+    if need is None or layout is None:
         return Check("memory", None, "how much the nodes have is not known here", unknown=True)
-    text = (
-        f"the copies of the state take {size(need.memory_nbytes)} on a node; how much the "
-        "nodes have is not known here"
-    )
+    text = f"{_wants(need, layout)}; how much the nodes have is not known here"
     return Check("memory", None, text, unknown=True)
 
 

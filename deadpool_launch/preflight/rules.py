@@ -41,10 +41,17 @@ def at_start(nodes: Sequence[str], options: LaunchOptions, facts: Facts) -> list
         *slurm_rules.slurm_checks(nodes, slurm, options),
         *answers.problems,
         *fabric_rules.nccl_defects(answers.said),
+        *_slow_names(answers, nodes, options),
     ]
     if options.mpi != "none":
         checks += fabric_rules.mpi4py_checks(answers.said, answers.own)
     return [*checks, *_answer_checks(answers)]
+
+
+def _slow_names(answers: Answers, nodes: Sequence[str], options: LaunchOptions) -> list[Check]:
+    active = options.nodes or max(1, len(nodes) - options.spares)
+    checks = fabric_rules.name_checks(answers.said, active * options.nproc_per_node)
+    return [check for check in checks if check.ok is not True]
 
 
 def _answer_checks(answers: Answers) -> list[Check]:
@@ -80,6 +87,7 @@ def table(
         if facts.slurm is not None:
             checks += fabric_rules.port_checks(answers.said)
         if layout is not None:
+            checks += fabric_rules.name_checks(answers.said, layout.nodes * layout.nproc_per_node)
             sharers = 1 if facts.slurm is not None else len(facts.nodes)
             checks += room.room_checks(answers.said, layout, state, sharers)
         checks += fabric_rules.nccl_checks(answers.said)
@@ -95,6 +103,7 @@ _OUTSIDE = {
     "run directory": "whether every node sees and can write it",
     "clock": "whether the nodes' clocks agree",
     "ports": "whether the nodes reach the launcher and each other",
+    "names of addresses": "whether rebuilds wait for name servers",
     "NCCL": "which NCCL the nodes have",
     "MPI world": "whether MPI comes up over the nodes",
 }

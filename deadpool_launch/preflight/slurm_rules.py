@@ -223,8 +223,8 @@ def return_check(
             "ReturnToService", True, f"{value}: a node that boots again is marked DOWN first"
         )
     ends = (
-        f"{value}: if the batch host boots again before Slurm has missed it, Slurm takes the job "
-        "for ended, with --no-kill too"
+        "if the batch host boots again before Slurm has missed it, Slurm takes the job for "
+        f"ended, with --no-kill too (ReturnToService={value})"
     )
     runs_again = options.chain is not None or (job is not None and job.can_requeue is True)
     missing = [

@@ -130,7 +130,9 @@ def _head(facts: Facts, zone: tzinfo | None) -> str:
 
 def _tiles(facts: Facts) -> str:
     job, steps, goodput = facts["job"], facts["steps"], facts["goodput"]
-    incidents = [one for one in facts["incidents"] if not one["planned"]]
+    incidents = len(facts["incidents"])
+    planned = sum(one["planned"] for one in facts["incidents"])
+    of_them = f", {planned} of them planned" if planned else ""
     unprotected = facts["protection"]["unprotected_steps"]
     tiles = [
         _tile(share_text(goodput["share"]), "of all node time in steps that count"),
@@ -140,7 +142,7 @@ def _tiles(facts: Facts) -> str:
     if steps["median_s"] is not None:
         tiles.append(_tile(span_text(steps["median_s"]), "a step (median)"))
     tiles += [
-        _tile(f"{len(incidents)}", "incident" if len(incidents) == 1 else "incidents"),
+        _tile(f"{incidents}", f"incident{'' if incidents == 1 else 's'}{of_them}"),
         _tile(f"{steps['run_again']:,}", "completed steps run again"),
         _tile(f"{unprotected:,}", "steps without a replica of the one before", _warn(unprotected)),
     ]
@@ -238,7 +240,10 @@ def _incident(one: Facts) -> str:
         ("at", f"{span_text(one['since_start_s'])} after the job's first record"),
         ("fault", one["fault"] or ""),
         ("noticed", "" if one["noticed_s"] is None else f"{span_text(one['noticed_s'])} after it"),
-        ("resolved", "" if one["took_s"] is None else f"in {span_text(one['took_s'])}"),
+        (
+            "ended the job" if verdict == "stopped" else "resolved",
+            "" if one["took_s"] is None else f"in {span_text(one['took_s'])}",
+        ),
         (
             "replicas",
             "" if one["bare_s"] is None else f"whole again after {span_text(one['bare_s'])}",

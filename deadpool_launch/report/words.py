@@ -15,6 +15,8 @@ _PHASES = {
     "inventory": "copies found",
     "redundancy restored": "redundancy back",
 }
+#: From so many on they are told in hours: of less than ten most parts would be 0.00.
+_MOST_NODE_S = 36_000
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
 
@@ -60,8 +62,8 @@ def node_time_text(node_s: float, of_s: float | None = None) -> str:
     """Seconds of nodes: ``12.3 node-s``, ``1.25 node-h``; in the unit that ``of_s`` would have, so
     that parts of it can be compared by the eye.
     """
-    if (node_s if of_s is None else of_s) < 600:
-        return f"{node_s:.1f} node-s"
+    if (node_s if of_s is None else of_s) < _MOST_NODE_S:
+        return f"{node_s:,.1f} node-s"
     return f"{node_s / 3600:,.2f} node-h"
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from deadpool_launch.sim.promises import PromiseBroken
 from deadpool_launch.sim.values import Layout, State, mix
 from deadpool_runtime import protocol
+from deadpool_runtime.replication.agreement import counts
 from deadpool_runtime.replication.naming import Ranks
-from deadpool_runtime.replication.placement import counts
 from deadpool_runtime.replication.slotting import SLOTS, newest_below, slot_for
 
 #: A slot of an arena: rank, whether it is a replica, which of those.

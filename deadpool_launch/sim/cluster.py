@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deadpool_launch.controller.events import Finish, IncidentClosed
-from deadpool_launch.controller.states import AgentStage, Phase
+from deadpool_launch.controller.node import AgentStage
+from deadpool_launch.controller.states import Phase
 from deadpool_launch.controller.states import State as JobState
 from deadpool_launch.sim.agents import Agent
 from deadpool_launch.sim.arenas import Arenas

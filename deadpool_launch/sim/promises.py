@@ -314,6 +314,8 @@ class Promises:
         held = all(before.holders.get(rank.rank) for rank in before.present())
         if self._struck_bare_at > -inf or not held:
             return  # no other node was up that could hold a replica, and people were told so
+        if not self._covers and self.common_step < 1:
+            return  # in the first steps, before each rank's first replica was confirmed
         if fault.kind is FaultKind.SLOW and "give --collective-timeout" in finish.reason:
             return  # its steps take longer than the user said that any does
         raise PromiseBroken(f"one fault ({fault}) ends the job: {finish.reason}")

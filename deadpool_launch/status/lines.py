@@ -123,7 +123,9 @@ def _node(record: Record) -> str:
 def _incident(record: Record) -> str:
     verdict = record.get("verdict")
     label = phase_label(str(record["phase"]), None if verdict is None else str(verdict))
-    return f"incident {record['number']}: {label}: {record.get('detail', '')}"
+    detail = str(record.get("detail", ""))
+    text = detail if detail.startswith(label) else f"{label}: {detail}"
+    return f"incident {record['number']}: {text}"
 
 
 def _checkpoint(record: Record) -> str:

@@ -138,9 +138,12 @@ def _incidents(facts: Facts) -> Text:
 def _nodes(nodes: Sequence[Facts], most: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for heading in ("node", "role", "ranks", "step", "s/step", ""):
-        numbers = heading in ("step", "s/step")
+        # The note alone gives way where the terminal is too narrow.
         table.add_column(
-            heading, justify="right" if numbers else "left", no_wrap=True, overflow="ellipsis"
+            heading,
+            justify="right" if heading in ("step", "s/step") else "left",
+            no_wrap=bool(heading),
+            overflow="ellipsis",
         )
     rows = sorted(nodes, key=lambda node: (not node["ranks"], node["ranks"]))
     if len(rows) > most:
@@ -155,7 +158,7 @@ def _nodes(nodes: Sequence[Facts], most: int) -> Table:
             fold(node["ranks"]),
             "" if node["step"] is None else str(node["step"]),
             "" if node["step_s"] is None else f"{node['step_s']:.3f}",
-            Text(note),
+            Text(note, no_wrap=True, overflow="ellipsis"),
         )
     if len(rows) > most:
         table.add_row("…", f"{len(rows) - most} more", style="dim")

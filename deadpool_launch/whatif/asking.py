@@ -1,4 +1,4 @@
-"""What commands ask about a model and its layout, alike for ``plan`` and ``preflight``."""
+"""What commands ask about a model, its layout and its replicas, alike for all that ask it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any, TypeVar
 import click
 
 from deadpool_launch.errors import UsageError
-from deadpool_launch.whatif.reading import Decorator, count_option
+from deadpool_launch.policy.files import site_file, user_file
+from deadpool_launch.policy.merge import settle
+from deadpool_launch.whatif.reading import Decorator, count_option, file_option
+from deadpool_launch.whatif.replication import FACTOR, INTERVAL, Replication, flag_of, replication
 from deadpool_launch.whatif.sizes import DTYPES, OPTIMIZERS, SHARDINGS, Layout, Model
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -42,6 +45,14 @@ _PARALLEL: tuple[Decorator[Any], ...] = (
     count_option("--tp", 1, "Tensor-parallel ranks.  [default: 1]"),
     count_option("--pp", 1, "Stages of the pipeline.  [default: 1]"),
 )
+#: Options that say the same as keys of a policy, with what they mean.
+_REPLICAS = {
+    FACTOR: "Nodes that keep each replica.",
+    INTERVAL: "Steps from one replica to the next.",
+}
+policy_option = file_option(
+    "--policy", "policy", "FILE", "Your policy.  [default: ~/.config/deadpool/policy.yaml]"
+)
 
 
 def model_options(command: C) -> C:
@@ -54,6 +65,15 @@ def parallel_options(command: C) -> C:
     return _with(command, _PARALLEL)
 
 
+def replication_options(command: C) -> C:
+    """Which policy holds, and what to take instead of what it says of replicas."""
+    counts = (
+        count_option(flag_of(key), 1, f"{text}  [default: the policy's]")
+        for key, text in _REPLICAS.items()
+    )
+    return _with(command, (policy_option, *counts))
+
+
 def _with(command: C, options: tuple[Decorator[Any], ...]) -> C:
     return reduce(lambda inner, option: option(inner), reversed(options), command)
 
@@ -63,8 +83,16 @@ def model_of(given: Mapping[str, Any]) -> Model:
     return Model(given["params"], given["dtype"], given["optimizer"], given["optimizer_dtype"])
 
 
+def replication_of(given: Mapping[str, Any], environ: Mapping[str, str]) -> Replication:
+    """What a launch with this policy would do. Raises ``UsageError``: a file is wrong."""
+    values = {key: given[key.replace(".", "_")] for key in _REPLICAS}
+    named = {key: value for key, value in values.items() if value is not None}
+    user = user_file(environ, given["policy"])
+    return replication(settle(site_file(environ), user, named, on_slurm=True))
+
+
 def layout_of(
-    given: Mapping[str, Any], nodes: int, spares: int, nproc_per_node: int, factor: int = 1
+    given: Mapping[str, Any], nodes: int, spares: int, nproc_per_node: int, replicas: Replication
 ) -> Layout:
     """The layout that they describe. Raises ``UsageError`` for ``--shard`` out of place."""
     if given["shard"] is not None and given["sharding"] != "hsdp":
@@ -77,5 +105,7 @@ def layout_of(
         tensor=given["tp"] or 1,
         pipeline=given["pp"] or 1,
         shard=given["shard"] or 1,
-        factor=factor,
+        factor=replicas.factor,
+        interval=replicas.interval,
+        warm_spares=replicas.warm_spares,
     )

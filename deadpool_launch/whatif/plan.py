@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import click
 
 from deadpool_launch.errors import UsageError
-from deadpool_launch.whatif import advice, report
-from deadpool_launch.whatif.asking import layout_of, model_of, model_options, parallel_options
+from deadpool_launch.whatif import advice, answer, report
+from deadpool_launch.whatif.asking import (
+    layout_of,
+    model_of,
+    model_options,
+    parallel_options,
+    replication_of,
+    replication_options,
+)
 from deadpool_launch.whatif.reading import (
     count_option,
     drawn_faults,
@@ -30,6 +38,7 @@ _QUEUE_S = 3600.0
 @count_option("--nproc-per-node", 1, "Ranks on each.  [default: 1]")
 @count_option("--dp", 1, "Data-parallel ranks.  [default: what tp and pp leave]")
 @parallel_options
+@replication_options
 @time_option("--step-time", "One step, unprotected.")
 @time_option("--time-limit", "How long the job runs.")
 @count_option("--spares", 1, "Spares to plan with.  [default: as many as are enough]")
@@ -50,15 +59,15 @@ def plan(as_json: bool, **options: Any) -> int:
     spares.auto does, the goodput by deadpool simulate.
     """
     question = _question(options)
-    answer = advice.advise(question)
+    found = advice.advise(question)
     assumed = _assumed(question, options)
     if as_json:
-        click.echo(json.dumps({**advice.as_json(answer), "assumptions": assumed}, indent=2))
+        click.echo(json.dumps({**answer.as_json(found), "assumptions": assumed}, indent=2))
         return 0
-    told = [*advice.lines(answer), ""]
+    told = [*answer.lines(found), ""]
     told += [line for text in assumed for line in report.wrap(text)] + [""]
-    saves = {runs.strategy.name: runs.save_every_s for _, _, runs in answer.goodput}
-    click.echo("\n".join([*told, *report.sources(advice.strategies(answer), saves)]))
+    saves = {runs.strategy.name: runs.save_every_s for _, _, runs in found.goodput}
+    click.echo("\n".join([*told, *report.sources(advice.strategies(found), saves)]))
     return 0
 
 
@@ -73,13 +82,15 @@ def _question(options: dict[str, Any]) -> advice.Question:
         raise UsageError("--step-time: must be shorter than --time-limit")
     if options["probability"] == 0:
         raise UsageError("--probability 0: must be a number above 0, such as 0.99")
+    replicas = replication_of(options, os.environ)
     layout = layout_of(
-        options, options["nodes"], options["spares"] or 0, options["nproc_per_node"] or 1
+        options, options["nodes"], options["spares"] or 0, options["nproc_per_node"] or 1, replicas
     )
     layout.check(options["dp"])
     return advice.Question(
         model=model_of(options),
         layout=layout,
+        replicas=replicas,
         step_s=options["step_time"],
         limit_s=options["time_limit"],
         faults=drawn_faults(options),

@@ -67,7 +67,7 @@ def share(value: float) -> str:
 
 def wrap(text: str, indent: str = "  ") -> list[str]:
     """The text in lines of the report's width."""
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent) or [""]
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def headline(job: Job, seeds: int, first: int) -> list[str]:
@@ -140,7 +140,7 @@ def sources(strategies: Iterable[Strategy], saves: Mapping[str, float]) -> list[
         told: dict[str, list[str]] = {}
         for key, figure in strategy.figures.items():
             value = saves.get(strategy.name) if key == "save-every" else figure.value
-            if value is None or (key == "copy" and not value):
+            if value is None or (key in ("copy", "replicate") and not value):
                 continue
             told.setdefault(figure.source, []).append(f"{key} {shown(key, value)}")
         for source, figures in told.items():
@@ -154,8 +154,8 @@ def shown(key: str, value: float) -> str:
     match unit:
         case "share":
             return share(value)
-        case "steps":
-            return plural(round(value), "step")
+        case "steps" | "nodes":
+            return plural(round(value), unit.removesuffix("s"))
         case _:
             return show_duration(float(f"{value:.4g}"))
 

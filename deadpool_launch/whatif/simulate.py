@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ import click
 
 from deadpool_launch import plot
 from deadpool_launch.errors import UsageError
+from deadpool_launch.plan import check_factor
 from deadpool_launch.policy.kinds import show_duration
 from deadpool_launch.whatif import paper, picture, published, report
+from deadpool_launch.whatif.asking import replication_of, replication_options
 from deadpool_launch.whatif.estimate import estimate
 from deadpool_launch.whatif.faults import Faults
 from deadpool_launch.whatif.job import Job
@@ -27,7 +31,16 @@ from deadpool_launch.whatif.reading import (
     time_option,
     with_changes,
 )
-from deadpool_launch.whatif.strategies import ALL, DEADPOOL, GIVEN, Strategy, chosen, measured
+from deadpool_launch.whatif.replication import Replication
+from deadpool_launch.whatif.strategies import (
+    ALL,
+    DEADPOOL,
+    GIVEN,
+    Strategy,
+    chosen,
+    measured,
+    replicated,
+)
 
 _SEEDS = 100
 #: What can be said beside ``--paper``.
@@ -69,6 +82,7 @@ _WITH_PAPER = frozenset(
     1,
     "Nodes of a failure domain, so that replicas are kept outside of it.  [default: 1]",
 )
+@replication_options
 @time_option(
     "--queue-wait",
     "How long a new allocation takes when no spare is left.  [default: 1h, assumed]",
@@ -137,16 +151,19 @@ def simulate(
     else:
         job = _job(step_time, **options)
         faults, assumed = _faults(job, {**options, "node_mtbf": node_mtbf})
-        compared = _compared(options["strategies"], options["measurement"], options["changes"])
+        replicas = replication_of(options, os.environ)
+        compared = _compared(job, replicas, options)
         runs = range(first, first + (seeds or _SEEDS))
         estimates = [estimate(job, faults, each, runs) for each in compared]
         wait = "assumed" if options["queue_wait"] is None else GIVEN
         assumed.append(f"a new allocation comes after {show_duration(job.queue_s)}: {wait}")
+        modelled = [*replicas.remarks, *_MODELLED]
         if as_json:
             told = json.dumps(
                 {
                     "job": report.job_json(job),
                     "faults": assumed,
+                    "modelled": modelled,
                     "seeds": [runs.start, runs.stop],
                     "strategies": report.as_json(estimates),
                 },
@@ -158,7 +175,7 @@ def simulate(
                 [
                     *report.tables(job, estimates, runs),
                     "",
-                    *(line for text in assumed for line in report.wrap(text)),
+                    *(line for text in (*assumed, *modelled) for line in report.wrap(text)),
                     "",
                     *report.sources(compared, saves),
                 ]
@@ -205,15 +222,28 @@ def _faults(job: Job, options: dict[str, Any]) -> tuple[Faults, list[str]]:
     ]
 
 
-def _compared(
-    names: tuple[str, ...], measurement: Path | None, changes: tuple[str, ...]
-) -> list[Strategy]:
+#: What is made of lost copies.
+_MODELLED = (
+    "modelled: a lost node goes back to the newest step whose replicas are whole, a process that "
+    "ends to the newest copy, a node that is lost in one incident with all that hold its replicas "
+    "to the durable checkpoint",
+    "not modelled: after a recovery replicas are there at once; state that several ranks have "
+    "survives no more than other state",
+)
+
+
+def _compared(job: Job, replicas: Replication, options: Mapping[str, Any]) -> list[Strategy]:
     """The strategies with the costs that the user gives."""
-    compared = chosen(names)
-    if measurement is not None:
-        medians = read_first_step(measurement)
-        compared = [
-            measured(each, medians, str(measurement)) if each.name == DEADPOOL.name else each
-            for each in compared
-        ]
-    return with_changes(compared, changes)
+    compared = chosen(options["strategies"])
+    measurement: Path | None = options["measurement"]
+    for place, each in enumerate(compared):
+        if each.name == DEADPOOL.name:
+            compared[place] = replicated(each, replicas)
+            if measurement is not None:
+                medians = read_first_step(measurement)
+                compared[place] = measured(compared[place], medians, str(measurement))
+    compared = with_changes(compared, options["changes"])
+    for each in compared:
+        holders = round(each.value("holders") or 1)
+        check_factor(holders, job.nodes, job.spares, warm_spares=replicas.warm_spares)
+    return compared

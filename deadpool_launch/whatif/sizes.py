@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deadpool_launch.errors import UsageError
+from deadpool_launch.plan import check_factor
 from deadpool_runtime.durable.share import SPLIT_NBYTES
 from deadpool_runtime.replication.naming import Ranks, packed
-from deadpool_runtime.replication.placement import Holding, Need, Nodes, choose_holders, needs
+from deadpool_runtime.replication.placement import Holding, Nodes, choose_holders
+from deadpool_runtime.replication.room import Need, needs
 
 #: Bytes of an element.
 DTYPES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
@@ -63,6 +65,10 @@ class Layout:
     shard: int = 1
     #: So many other nodes keep what one node alone has.
     factor: int = 1
+    #: So many steps lie between two that they get.
+    interval: int = 1
+    #: Spares run an agent from the start, and so can hold replicas.
+    warm_spares: bool = True
 
     @property
     def world(self) -> int:
@@ -93,6 +99,10 @@ class Layout:
                 "ranks"
             )
 
+    def check_factor(self) -> None:
+        """Raise a ``UsageError`` if there are fewer other nodes than are to hold replicas."""
+        check_factor(self.factor, self.nodes, self.spares, warm_spares=self.warm_spares)
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -103,7 +113,7 @@ class Sizes:
     save_nbytes: int
     #: From the GPUs, or from the ranks' memory, to the node's shared memory.
     copied_nbytes: int
-    #: Over the network to other nodes.
+    #: Over the network to other nodes, of a step that has replicas.
     sent_nbytes: int
     #: The whole job's state, each byte once.
     state_nbytes: int
@@ -138,8 +148,9 @@ def _sizes(layout: Layout, weights: int, kept: int) -> Sizes:
     active, spares = tuple(names[: layout.nodes]), tuple(names[layout.nodes :])
     node_of = {rank: active[rank // layout.nproc_per_node] for rank in range(layout.world)}
     own = dict.fromkeys(segments, OWN_NBYTES)
-    holders = choose_holders(segments, node_of, Nodes(active, spares), layout.factor)
-    need = needs(segments, own, node_of, holders)
+    holding = Nodes(active, spares if layout.warm_spares else ())
+    holders = choose_holders(segments, node_of, holding, layout.factor)
+    need = needs(segments, own, node_of, holders, layout.interval)
     saves = _saves(segments)
     by_node: dict[str, list[int]] = {}
     for rank, node in node_of.items():

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from deadpool_launch.errors import UsageError
 from deadpool_launch.whatif.faults import Faults
 from deadpool_launch.whatif.job import Job
+from deadpool_launch.whatif.replication import Replication
 from deadpool_launch.whatif.walk import Rules
 
 #: Where a figure comes from that nobody measured or published.
@@ -28,11 +29,14 @@ class Figure:
     source: str
 
 
-#: What each figure means, and its unit: ``share``, ``steps`` or ``s``.
+#: What each figure means, and its unit: ``share``, ``steps``, ``nodes`` or ``s``.
 MEANING: Mapping[str, tuple[str, str]] = {
     "overhead": ("share", "what protection adds to a step"),
     "copy-every": ("steps", "steps from one copy in memory to the next"),
     "copy": ("s", "standstill for a copy"),
+    "replicate-every": ("steps", "steps from one replica of a node's copies to the next"),
+    "replicate": ("s", "from the end of a step until its replicas are whole"),
+    "holders": ("nodes", "other nodes that keep a node's replicas"),
     "save-every": ("s", "training from one durable checkpoint to the next"),
     "save": ("s", "standstill for a durable checkpoint"),
     "transient": ("s", "recovery when every node stays"),
@@ -52,7 +56,7 @@ class Strategy:
 
     def value(self, key: str) -> float | None:
         """The number that goes by ``key``."""
-        return self.figures[key].value
+        return self.figures.get(key, _NONE).value
 
     def save_every_s(self, job: Job, faults: Faults) -> float:
         """Training between two durable checkpoints; what Young's formula says if none is set."""
@@ -73,6 +77,9 @@ class Strategy:
             permanent_s=self._number("permanent"),
             reload_s=self._number("reload"),
             exclude_s=self.value("exclude"),
+            replicate_every=max(1, round(self._number("replicate-every"))),
+            replicate_s=self._number("replicate"),
+            holders=max(1, round(self._number("holders"))),
         )
 
     def _number(self, key: str) -> float:
@@ -165,6 +172,9 @@ DEADPOOL = Strategy(
         ),
         "copy-every": _EVERY_STEP,
         "copy": Figure(0.0, "in the overhead"),
+        "replicate-every": Figure(1, "default of replication.interval"),
+        "replicate": Figure(0.0, ASSUMED),
+        "holders": Figure(1, "default of replication.factor"),
         "save-every": Figure(3600.0, _HOURLY),
         "save": _SAVE,
         "transient": Figure(40.0, _PAPER),
@@ -184,6 +194,12 @@ def chosen(names: tuple[str, ...]) -> list[Strategy]:
         if name not in known:
             raise UsageError(f"--strategy {name}: not one of {', '.join(known)}")
     return [known[name] for name in names or known]
+
+
+def replicated(strategy: Strategy, replicas: Replication) -> Strategy:
+    """The same with replicas as the policy has them."""
+    strategy = strategy.changed("replicate-every", replicas.interval, replicas.interval_source)
+    return strategy.changed("holders", replicas.factor, replicas.factor_source)
 
 
 def measured(strategy: Strategy, medians: Mapping[str, float], source: str) -> Strategy:

@@ -10,17 +10,21 @@ comes follows from the time.
    can; otherwise a new allocation is waited for, and nothing but the checkpoint is left.
 3. A fault during a recovery begins the recovery again, with what was lost so far.
 
-The copy of a node's state is with its holder, the next node of another failure domain. If both are
-lost in one incident the checkpoint is all that is left.
+The replica of a node's state is with its holders, nodes of other failure domains, which the
+runtime's own function chooses. If a node and all of them are lost in one incident the checkpoint is
+all that is left. A spare that holds one is taken to be there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from deadpool_launch.whatif.faults import Fault
 from deadpool_launch.whatif.job import Account, Job
+from deadpool_runtime.replication.naming import Ranks
+from deadpool_runtime.replication.placement import Nodes, choose_holders
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,12 @@ class Rules:
     reload_s: float
     #: The same when the job goes on with fewer nodes; None if it cannot.
     exclude_s: float | None = None
+    #: Other nodes get what a node copied after so many steps, counted from where all went on: its
+    #: loss goes back to that. So long after the end of the step they have it.
+    replicate_every: int = 1
+    replicate_s: float = 0.0
+    #: So many other nodes.
+    holders: int = 1
 
 
 def walk(job: Job, rules: Rules, faults: Iterator[Fault], limit_s: float) -> Account:
@@ -66,6 +76,8 @@ class _Walk:
         self.step = 0
         #: Where the last start or recovery went on from; every node has copied that at once.
         self.base = 0
+        #: From the end of the newest step to the fault that struck.
+        self.into_s = 0.0
         self.vacant: set[int] = set()
         self.spares = set(range(job.nodes, job.seats))
         self.stretches: list[_Stretch] = []
@@ -85,7 +97,8 @@ class _Walk:
             if self._struck(fault):
                 reached = self._reach(fault.at - self.at)
                 passed_s = self._takes(self.step, reached, self._speed)
-                self.lost_s += fault.at - self.at - passed_s
+                self.into_s = fault.at - self.at - passed_s
+                self.lost_s += self.into_s
                 self._advance(reached)
                 self.at = fault.at
                 self._recover(fault)
@@ -164,6 +177,8 @@ class _Walk:
         self.incidents += 1
         gone: set[int] = set()
         from_disk = self.rules.copy_every is None
+        # What was gone back to for a process is replicated only when training goes on.
+        replicated = self._newest_replica()
         while True:
             if fault.permanent:
                 struck = self._seated(fault)
@@ -172,7 +187,10 @@ class _Walk:
                 from_disk = from_disk or not filled or self._copies_gone(gone)
                 if not filled:
                     gone.clear()
-            self._roll_back(self._newest_checkpoint() if from_disk else self._newest_copy())
+            if from_disk:
+                self._roll_back(self._newest_checkpoint())
+            else:
+                self._roll_back(replicated if gone else self._newest_copy())
             end = self.at + self._pause(gone, from_disk)
             again = self._fault_that_strikes(end)
             until = end if again is None else again.at
@@ -230,20 +248,21 @@ class _Walk:
         every = self.rules.copy_every or 1
         return max(self.base, self.step // every * every)
 
+    def _newest_replica(self) -> int:
+        """The newest step that the holders of every node have."""
+        newest, every = self._newest_copy(), self.rules.copy_every or 1
+        if self.rules.replicate_every > every:
+            every = self.rules.replicate_every
+            newest = self.base + (self.step - self.base) // every * every
+        under_way = newest == self.step and self.into_s < self.rules.replicate_s
+        return max(self.base, newest - every) if under_way else newest
+
     def _copies_gone(self, gone: set[int]) -> bool:
-        return any(self._holder(seat) in gone for seat in gone)
-
-    def _holder(self, seat: int) -> int:
-        """Who keeps the copy of a seat's state: the next in another failure domain.
-
-        Without any other node that trains a spare does, which is a node of its own.
-        """
-        nodes, domain = self.job.nodes, self.job.domain
-        if nodes == 1:
-            return -1 if self.job.spares else seat
-        after = (seat // domain + 1) * domain
-        other = after if after < nodes else 0
-        return other if other // domain != seat // domain else (seat + 1) % nodes
+        job, count = self.job, self.rules.holders
+        if len(gone) <= min(count, job.seats - 1):
+            return False
+        holders = _holders(job.nodes, job.spares, job.domain, count)
+        return any(gone.issuperset(holders[seat]) for seat in gone)
 
     # ------------------------------------------------------------ the account
 
@@ -274,3 +293,21 @@ class _Walk:
             wasted_node_s=held_node_s - steps * step_s * job.nodes,
             finished=finished,
         )
+
+
+@lru_cache(maxsize=64)
+def _holders(nodes: int, spares: int, domain: int, count: int) -> tuple[tuple[int, ...], ...]:
+    """The seats that keep the replica of each seat that trains, none where there is no other."""
+    seats = {str(seat): seat for seat in range(nodes + spares)}
+    names = tuple(seats)
+    among = Nodes(
+        active=names[:nodes],
+        spares=names[nodes:],
+        domains={name: str(seat // domain) for name, seat in seats.items()},
+    )
+    own: dict[int, dict[Ranks, int]] = {seat: {(seat,): 1} for seat in range(nodes)}
+    found = choose_holders(own, dict(enumerate(names[:nodes])), among, count)
+    return tuple(
+        () if each is None else tuple(seats[share.node] for share in each.shares)
+        for each in found.values()
+    )

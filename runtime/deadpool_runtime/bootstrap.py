@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from deadpool_runtime import context, protocol, stacks
 from deadpool_runtime.groups.progress import Recorder, record_path
@@ -138,25 +138,6 @@ def _finish_exit_work() -> None:
             continue
 
 
-def _store_server(host: str) -> Any:
-    """A store that listens at the address by which this node is reached, and at no other one: it
-    knows no secret, and torch by itself would let it listen on every interface.
-    """
-    import torch.distributed as dist
-
-    family, kind, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind) as listening:
-        listening.bind(place)
-        port = listening.getsockname()[1]
-        return dist.TCPStore(
-            host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listening.detach(),
-        )
-
-
 def _set_up(request: ForkRequest, link: RankLink) -> object:
     """Meet the launcher, wait for its word to begin, and put the rank's context in place.
 
@@ -164,6 +145,7 @@ def _set_up(request: ForkRequest, link: RankLink) -> object:
     """
     from deadpool_runtime.control import Control
     from deadpool_runtime.groups.registry import GroupRegistry
+    from deadpool_runtime.stores import serve_store
 
     arena = Path(request.arena)
     stacks.answer_signal(stacks.stack_path(arena, request.rank, request.born))
@@ -173,7 +155,7 @@ def _set_up(request: ForkRequest, link: RankLink) -> object:
     link.start(control.on_message)
     # Every rank's process hosts a store that costs one idle thread; each epoch uses that of a
     # living rank, so no single process's death can take the rendezvous with it.
-    server = _store_server(request.host)
+    server = serve_store(request.host)
     link.send(protocol.RankUp(os.getpid(), server.port))
     begin = control.wait_begin()
     # A replacement builds without peers: its own store cannot die under the script's rendezvous.

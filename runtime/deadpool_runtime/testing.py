@@ -24,14 +24,9 @@ from msgspec import structs
 
 from deadpool_runtime import parking, protocol
 from deadpool_runtime.durable import index
+from deadpool_runtime.replication.agreement import Fetch, agree, replicated_before
 from deadpool_runtime.replication.naming import Ranks
-from deadpool_runtime.replication.placement import (
-    Fetch,
-    Nodes,
-    agree,
-    choose_holders,
-    replicated_before,
-)
+from deadpool_runtime.replication.placement import Nodes, choose_holders
 from deadpool_runtime.testing_nodes import FakeNode, FakeRank, ParkedProcess, write_secret
 
 __all__ = ["FakeLauncher", "FakeNode", "JobFailed", "Outcome", "ParkedProcess"]

@@ -25,6 +25,13 @@ class CommandFailed(SlurmError):
         self.printed = printed
 
 
+def complaint(program: str, stderr: str) -> str:
+    """What a command wrote about its failure, in one line, without its name before each part."""
+    lines = (line.strip().removeprefix(f"{program}: ") for line in stderr.splitlines())
+    said = (line.removeprefix("error: ").removeprefix("fatal: ") for line in lines)
+    return "; ".join(line for line in said if line)
+
+
 class CommandLineClient:
     """``SlurmClient`` by Slurm's commands."""
 
@@ -124,6 +131,6 @@ class CommandLineClient:
     def _run(self, *argv: str) -> str:
         done = call(argv, self._environ, self._timeout_s, argv[0])
         if done.returncode != 0:
-            said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+            said = complaint(argv[0], done.stderr) or f"exit code {done.returncode}"
             raise CommandFailed(f"{argv[0]}: {said}", done.stdout)
         return done.stdout

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -24,6 +24,7 @@ from deadpool_slurm.submission import SubmitText
 _NODE_VARIABLE = "DEADPOOL_LOCAL_NODE"
 #: How long the processes of a node may take to be gone after SIGKILL, in seconds.
 KILL_TIMEOUT_S = 10.0
+_NEXT_LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +139,13 @@ class LocalClient:
         return {_NODE_VARIABLE: f"{self._token}:{node}"}
 
     def switch_off(self, node: str) -> None:
-        """The node is lost from now on; its processes are killed with ``strike``."""
+        """The node is lost from now on; its processes are killed with ``killing``."""
         self._off.add(node)
 
     def strike(self, node: str) -> bool:
         """Kill every process of the node once; false if there was none.
 
-        To be repeated: new ones may have been forked between the look and the kill.
+        To be repeated (``killing``): new ones may have been forked between the look and the kill.
         """
         # Stopped first, so that none sees another one die and reports it.
         if processes := self.processes(node):
@@ -152,6 +153,16 @@ class LocalClient:
                 _signal(processes, number)
         self._reap(node)
         return bool(processes)
+
+    def killing(self, node: str, deadline: float) -> Iterator[float]:
+        """Kill every process of the node until none is left; gives the seconds to wait before each
+        next look. Raises ``SlurmError`` if some are left at the ``deadline``, on the monotonic
+        clock.
+        """
+        while self.strike(node):
+            if time.monotonic() > deadline:
+                raise SlurmError(f"processes of {node} do not end")
+            yield _NEXT_LOOK_S
 
     def freeze(self, node: str) -> None:
         """Stop every process of the node."""
@@ -192,10 +203,8 @@ class LocalClient:
     def _kill(self, nodes: Iterable[str]) -> None:
         deadline = time.monotonic() + KILL_TIMEOUT_S
         for node in nodes:
-            while self.strike(node):
-                if time.monotonic() > deadline:
-                    raise SlurmError(f"processes of {node} do not end")
-                time.sleep(0.01)
+            for wait_s in self.killing(node, deadline):
+                time.sleep(wait_s)
 
     def _node_of(self, process: psutil.Process) -> str | None:
         """The node of a process: by earlier sight, its step, its variable, session or parent."""

@@ -142,3 +142,11 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     pictures.recovery(figure.subplots(), _recovery()["results"])
     figure.savefig(tmp_path / "recovery.png")
     assert (tmp_path / "recovery.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", ["links", "overhead", "paper"])
+def test_results_that_are_kept_name_their_command_and_conditions(name: str) -> None:
+    kept = records.read(records.RESULTS / f"{name}.json")
+    assert kept["command"].startswith(f"python bench/{name}.py")
+    assert {"cpus", "kernel", "load"} <= set(kept)
+    assert all(kept["results"].values())

@@ -424,7 +424,10 @@ class MiniCluster:
                 if _is_torchs_empty_cache(path):
                     continue
                 seen_there = "/" + str(path).split("/root/", 1)[1]
-                found.append((f"{node}: file {seen_there} is still there", _remover(path)))
+                text = f"{node}: file {seen_there} is still there"
+                with contextlib.suppress(OSError):  # It is no folder, or has just gone.
+                    text += f", in it: {' '.join(sorted(each.name for each in path.iterdir()))}"
+                found.append((text, _remover(path)))
         return found
 
     # --- jobs -----------------------------------------------------------------------------------

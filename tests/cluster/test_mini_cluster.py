@@ -89,7 +89,8 @@ def test_what_a_job_leaves_behind_is_named(slurm: MiniCluster) -> None:
     assert process.endswith("sleep 4444")
     assert file.endswith("/tmp/file-of-job is still there")  # And torch's empty folder is not.
     slurm.run_on("n1", ["touch", "/tmp/torchinductor_x/used"])
-    assert any(text.endswith("/tmp/torchinductor_x is still there") for text in slurm.leftovers())
+    used = "/tmp/torchinductor_x is still there, in it: used"
+    assert any(text.endswith(used) for text in slurm.leftovers())
     slurm.sweep()
     wait_until(slurm.leftovers, lambda left: not left, what="clean", timeout_s=PATIENCE_S)
 

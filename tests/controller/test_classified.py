@@ -12,7 +12,8 @@ from workbench import Bench, bench, of_type, told
 from deadpool_launch.classify.model import Kind, Rule
 from deadpool_launch.classify.rules import default_rules
 from deadpool_launch.controller.events import FenceNode, Finish, KillRanks, Say, StartRanks
-from deadpool_launch.controller.states import Phase, Stage
+from deadpool_launch.controller.rank import Stage
+from deadpool_launch.controller.states import Phase
 from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
 

@@ -7,7 +7,8 @@ from workbench import Bench, bench, of_type, told
 
 from deadpool_launch.controller.events import Finish, IncidentClosed, KillRanks, Say
 from deadpool_launch.controller.ladder import Rung
-from deadpool_launch.controller.states import Phase, Stage
+from deadpool_launch.controller.rank import Stage
+from deadpool_launch.controller.states import Phase
 from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from deadpool_runtime import protocol
 from deadpool_runtime.protocol import Copy
+from deadpool_runtime.replication.agreement import agree
 from deadpool_runtime.replication.naming import MOST_RANKS, Ranks, members, packed
-from deadpool_runtime.replication.placement import Holding, Nodes, agree, choose_holders
+from deadpool_runtime.replication.placement import Holding, Nodes, choose_holders
 
 COUNT = settings(max_examples=60, deadline=None)
 Segments = dict[int, dict[Ranks, int]]

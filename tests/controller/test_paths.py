@@ -9,7 +9,8 @@ from workbench import Bench, of_type, recovering, told
 
 from deadpool_launch.controller.events import FenceNode, KillRanks, StartAgent, TryPaths
 from deadpool_launch.controller.paths import WITNESSES, cut_off, others_of
-from deadpool_launch.controller.states import Phase, Stage
+from deadpool_launch.controller.rank import Stage
+from deadpool_launch.controller.states import Phase
 from deadpool_launch.exits import ExitCode
 from deadpool_runtime import protocol
 

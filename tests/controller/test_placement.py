@@ -11,18 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deadpool_runtime.protocol import Copy
+from deadpool_runtime.replication.agreement import Fetch, agree, counts, replicated_before
 from deadpool_runtime.replication.naming import Ranks
-from deadpool_runtime.replication.placement import (
-    Fetch,
-    Holding,
-    Nodes,
-    Share,
-    agree,
-    choose_holders,
-    counts,
-    needs,
-    replicated_before,
-)
+from deadpool_runtime.replication.placement import Holding, Nodes, Share, choose_holders
+from deadpool_runtime.replication.room import needs
 from deadpool_runtime.replication.slotting import SLOTS
 
 COUNT = settings(max_examples=150, deadline=None)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from workbench import MUCH_NBYTES, Bench, bench, of_type, render, told
 
 from deadpool_launch.controller.events import Finish, Say
 from deadpool_launch.exits import ExitCode
+from deadpool_launch.whatif import sizes
 from deadpool_runtime import protocol
 
 
@@ -126,3 +128,18 @@ def test_an_interval_takes_memory_for_more_copies() -> None:
             f"{needed} needed (2 ranks x {copies} copies of 2.26 MiB and 3 replicas of ranks 0-1"
             in end.reason
         )
+
+
+@pytest.mark.parametrize(("factor", "interval"), [(1, 1), (1, 2), (2, 1), (3, 7)])
+def test_a_start_asks_for_the_memory_that_a_plan_names(
+    factor: int, interval: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank of the workbench has 1 MiB in common with all, 1 MiB alone and an own part."""
+    nodes = ("n1", "n2", "n3", "n4")
+    changes = {"replication_factor": factor, "replication_interval": interval}
+    job = bench(active=nodes, spares=(), nproc_per_node=1, **changes)
+    job.train_to(0)
+    monkeypatch.setattr(sizes, "OWN_NBYTES", 1000)
+    layout = sizes.Layout(len(nodes), 0, 1, "zero1", factor=factor, interval=interval)
+    model = sizes.Model(1 << 19, "bf16", "adamw", "fp32")
+    assert job.state.need_nbytes == sizes.sizes(model, layout).need.nbytes

@@ -13,8 +13,9 @@ from deadpool_launch.controller.events import (
     Say,
     StartRanks,
 )
+from deadpool_launch.controller.node import Cause
+from deadpool_launch.controller.rank import Rank
 from deadpool_launch.controller.shrinking import fit, replicas_in
-from deadpool_launch.controller.states import Cause, Rank
 from deadpool_runtime import protocol
 
 #: Two ranks a replica, each on a node of its own.

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from deadpool_launch.controller.states import Node, Rank, Stage, Trait, stage_traits
+from deadpool_launch.controller.node import Node
+from deadpool_launch.controller.rank import Rank, Stage, Trait, stage_traits
 from deadpool_launch.controller.tables import NodeTable, RankTable, changed
 
 

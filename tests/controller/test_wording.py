@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_scenarios import unfold
 
-from deadpool_launch.controller.states import Loss
+from deadpool_launch.controller.incident import Loss
 from deadpool_launch.controller.wording import (
     exit_text,
     fold,

@@ -57,7 +57,8 @@ from deadpool_launch.controller.events import (
     TryPaths,
 )
 from deadpool_launch.controller.invariants import validate
-from deadpool_launch.controller.states import Node, State, initial_state
+from deadpool_launch.controller.node import Node
+from deadpool_launch.controller.states import State, initial_state
 from deadpool_launch.controller.tables import NodeTable
 from deadpool_launch.controller.wording import fold
 from deadpool_runtime import protocol

@@ -92,7 +92,8 @@ def all_parsers(directory: Path) -> dict[str, Parser]:
 # ---------------------------------------------------------------- messages
 
 
-_UNIONS: dict[str, Any] = {
+#: Every conversation between processes, with all that is said in it.
+UNIONS: dict[str, Any] = {
     "to-launcher": protocol.ToLauncher,
     "from-launcher": protocol.FromLauncher,
     "to-rank": protocol.ToRank,
@@ -106,7 +107,7 @@ _UNIONS: dict[str, Any] = {
 
 
 def _of_messages() -> list[Parser]:
-    return [_of_union(name, union) for name, union in _UNIONS.items()]
+    return [_of_union(name, union) for name, union in UNIONS.items()]
 
 
 def _of_union(name: str, union: Any) -> Parser:

@@ -86,6 +86,18 @@ def test_killed_node_is_told_from_the_innocent() -> None:
     assert (sorted(found.ranks), found.all_ranks) == ([4, 5, 6, 7], 12)
 
 
+def test_numbers_of_any_length_are_text() -> None:
+    digits = "7" * 5000
+    log = (
+        f"srun: error: n1: task {digits}: Exited with exit code 1\n"
+        f"srun: error: n1: task 1: Exited with exit code {digits}\n"
+        f"exitcode  : {digits} (pid: 1)\n"
+    )
+    found = scan(log + "srun: error: n1: tasks 2: Killed\n")
+    assert found is not None
+    assert (found.number, sorted(found.ranks)) == (4, [2])
+
+
 def test_time_limit_needs_the_clock() -> None:
     log = (
         "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-08-21T10:00:00 DUE TO TIME LIMIT ***"

@@ -45,8 +45,19 @@ def test_a_frame_fits_the_terminal(width: int) -> None:
     assert "step 10, loss 2.5000   4.0 s" in text
     assert "node0 active, node1 lost, node2 active, spare spare" in text
     assert "4194303" in text
-    assert "incident 1: opened" in text
+    assert "incident 1: detected" in text
     assert "node1 lost: its connection was closed" in text
+
+
+def test_the_frame_that_stays_has_its_lines_whole() -> None:
+    view = _view()
+    reason = "node2 was lost as well and " + "no spare was left for any of its ranks, " * 3
+    view.apply({"at": 4.0, "kind": "say", "text": f"stopped: {reason}the end"})
+    assert "the end" not in " ".join(_lines(view, 80))
+    view.apply({"at": 4.0, "kind": "end", "verdict": "stopped", "exit_code": 30, "reason": reason})
+    lines = _lines(view, 80)
+    assert max(len(line) for line in lines) <= 80
+    assert f"stopped: {reason}the end" in " ".join(line[11:].strip() for line in lines)
 
 
 def test_ranks_that_do_not_fit_are_counted() -> None:

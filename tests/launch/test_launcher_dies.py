@@ -135,13 +135,13 @@ def test_launcher_that_ends_again_and_again_ends_the_job_and_leaves_nothing(tmp_
 DEFECT = """
 import sys
 if "deadpool_launch.cli" in sys.orig_argv:
-    from deadpool_launch.controller import driver
-    tell = driver.JobDriver._tell_progress
-    def defective(self, rank, done):
+    from deadpool_launch.driving.recorder import Recorder
+    tell = Recorder.tell_progress
+    def defective(self, state, rank, done):
         if (rank, done.step) == (0, 5):
             raise ZeroDivisionError("a defect")
-        tell(self, rank, done)
-    driver.JobDriver._tell_progress = defective
+        tell(self, state, rank, done)
+    Recorder.tell_progress = defective
 """
 
 

@@ -337,10 +337,24 @@ def test_place_for_checkpoints_is_used_by_those_who_ask_for_some(levels: Path) -
         options_of(levels)
 
 
-def test_confirmation_must_outlast_a_silent_node(levels: Path) -> None:
-    (levels / "user.yaml").write_text("replication.confirm_timeout: 2s\n")
-    with pytest.raises(UsageError, match=r"confirm_timeout 2 s: must be longer than the heartbeat"):
+@pytest.mark.parametrize(
+    ("confirm", "said"),
+    [
+        ("2s", "replication.confirm_timeout 2 s: must be longer than --heartbeat-timeout, 3 s"),
+        (
+            "11m",
+            "--collective-timeout 600 s: must be longer than replication.confirm_timeout, 660 s, "
+            "as a step waits for it",
+        ),
+    ],
+)
+def test_confirmation_outlasts_a_silent_node_and_no_step(
+    levels: Path, confirm: str, said: str
+) -> None:
+    (levels / "user.yaml").write_text(f"replication.confirm_timeout: {confirm}\n")
+    with pytest.raises(UsageError) as caught:
         options_of(levels)
+    assert str(caught.value) == said
 
 
 def test_files_that_are_named_must_be_there(levels: Path) -> None:

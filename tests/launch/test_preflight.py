@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from deadpool_launch.backends.slurm_steps import blame, last_error
 from deadpool_launch.errors import UnsuitableError, UsageError
 from deadpool_launch.journal import Journal
 from deadpool_launch.options import LaunchOptions
-from deadpool_launch.preflight import gather, node_rules, slurm_rules
+from deadpool_launch.preflight import gather, lookups, node_rules, slurm_rules
 from deadpool_launch.preflight import probe as preflight_probe
 from deadpool_launch.preflight.facts import NOT_SHARED, PREFIX, Directories, ProbeTask
 from deadpool_launch.preflight.probe import token_path
@@ -237,6 +238,27 @@ def test_directory_of_another_disk_is_told_from_the_launchers(
     assert (facts["run_dir"], facts["checkpoint_dir"]) == ("", NOT_SHARED)
     token_path(local, "abc").write_text("of another job")
     assert preflight_probe.probe(task)["checkpoint_dir"] == NOT_SHARED
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_node_looks_up_its_address_where_its_ranks_would(
+    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookups, "torch_asks", lambda host: asked and host == "127.0.0.1")
+    token_path(tmp_path, "abc").write_text("abc")
+    task = ProbeTask(run_dir=str(tmp_path), token="abc", launcher_host="127.0.0.1")
+    names = preflight_probe.probe(task)["names"]
+    assert (names["asked"], names["done"]) == (asked, True)
+    assert names["address"] == ("127.0.0.1" if asked else "")
+    assert (names["slowest_s"] > 0) is asked
+
+
+def test_lookup_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+    monkeypatch.setattr(lookups, "torch_asks", lambda _host: end.wait())
+    found = lookups.look_up("127.0.0.1", longest_s=0.01)
+    end.set()
+    assert found == lookups.Lookups(asked=True, slowest_s=0.01, done=False)
 
 
 def test_no_kill_is_proved_trusted_unknown_or_missing() -> None:

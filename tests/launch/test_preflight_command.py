@@ -114,7 +114,8 @@ def test_login_node_knows_of_the_cluster_and_not_of_nodes(
     program(folder, "scontrol", CONFIG)
     program(folder, "srun", "printf 'MPI plugin types are...\\n\\tnone\\n\\tpmix\\n'")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    code, found = told("preflight --nodes 4 --params 7B --sharding fsdp", capsys)
+    model = "preflight --nodes 4 --params 7B --sharding fsdp"
+    code, found = told(model, capsys)
     assert code == PreflightCode.NOT_KNOWN
     assert (found["job"], found["nodes"]) == (None, [])
     by_name = {check["check"]: check for check in found["checks"]}
@@ -124,6 +125,13 @@ def test_login_node_knows_of_the_cluster_and_not_of_nodes(
     assert by_name["ports"]["result"] == "unknown"
     assert by_name["memory"]["text"].startswith("the copies of the state take ")
     assert by_name["ports"]["remedy"] == "run this inside of the allocation"
+    (tmp_path / "mine.yaml").write_text("replication: {factor: 2, interval: 3}")
+    _, found = told(f"{model} --policy mine.yaml", capsys)
+    (memory,) = [each for each in found["checks"] if each["check"] == "memory"]
+    assert "(replication.factor: 2, replication.interval: 3)" in memory["text"]
+    (tmp_path / "mine.yaml").write_text("replication.factor: 4")
+    assert run(shlex.split(f"{model} --policy mine.yaml")) == ExitCode.USAGE
+    assert "replication.factor 4: replicas go to so many" in capsys.readouterr().err
 
 
 def test_machine_without_slurm_is_told(

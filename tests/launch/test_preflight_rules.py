@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ SAID: dict[str, Any] = {
     "memory_nbytes": 8 << 30,
     "memory_limit": "what is free in /dev/shm",
     "calls": {"launcher": "", "unreached": [], "called": 2},
+    "names": {"asked": False, "slowest_s": 0.0, "address": "", "done": True},
     "clock": 1000.0,
     "received_at": 1000.0,
 }
@@ -84,7 +86,8 @@ def test_where_all_is_well_every_check_says_so() -> None:
     assert list(rows) == [
         *("Slurm version", "stepmgr", "--no-kill", "KillOnBadExit", "SlurmdTimeout"),
         *("ReturnToService", "network", "MPI kind", "node state", "nodes answer"),
-        *("run directory", "libraries", "clock", "ports", "memory", "NCCL", "MPI world"),
+        *("run directory", "libraries", "clock", "ports", "names of addresses", "memory", "NCCL"),
+        "MPI world",
     ]
     assert {result for result, _ in rows.values()} == {"ok"}
     checks = rules.table(options(), facts(), LAYOUT, room.State())
@@ -106,6 +109,11 @@ def test_where_slurm_cannot_be_asked_nothing_else_is_judged() -> None:
 SLINGSHOT = {"SwitchType": "switch/hpe_slingshot", "SwitchParameters": "job_vni=all"}
 LATE = "no answer within 10 s"
 UNCALLED = {"calls": None}
+
+
+def asked(slowest_s: float, *, done: bool = True) -> dict[str, Any]:
+    """Of a node on which ranks ask for names."""
+    return {"names": {"asked": True, "slowest_s": slowest_s, "address": "10.0.0.2", "done": done}}
 
 
 @pytest.mark.parametrize(
@@ -154,6 +162,18 @@ UNCALLED = {"calls": None}
             facts(n1=UNCALLED, n2=UNCALLED, n3=UNCALLED),
             *("ports", "unknown", "did not call each other"),
         ),
+        (
+            facts(n1=asked(0.001), n2=asked(0.002)),
+            *("names of addresses", "ok", "n2 takes 2 ms to look up 10.0.0.2, and the store of"),
+        ),
+        (
+            facts(n2=asked(0.3)),
+            *("names of addresses", "warn", "one after the other: 1.2 s for 4 ranks"),
+        ),
+        (
+            facts(n2=asked(5.0, done=False)),
+            *("names of addresses", "warn", "n2 does not learn the names of two addresses within"),
+        ),
         (facts(n3={"memory_nbytes": 64 << 20}), "memory", "ok", "n3 has 64 MiB (what is free"),
         (facts(n2={"gpus": 4, "nccl": "2.21.5"}), "NCCL", "warn", "NCCL 2.21.5 on n2: commun"),
         (facts(n2={"gpus": 4, "nccl": None}), "NCCL", "unknown", "no package brings it"),
@@ -192,7 +212,7 @@ def test_outside_of_a_job_what_its_nodes_would_say_is_not_known() -> None:
     unknown = {check.name for check in checks if check.unknown}
     assert unknown == {
         *("--no-kill", "nodes answer", "run directory", "clock", "ports"),
-        *("NCCL", "MPI world", "memory"),
+        *("names of addresses", "NCCL", "MPI world", "memory"),
     }
     assert {check.remedy for check in checks if check.unknown} == {rules.RUN_INSIDE}
     assert rules.verdict(checks) == PreflightCode.NOT_KNOWN
@@ -256,6 +276,8 @@ def test_start_is_not_told_what_is_well_and_is_told_what_is_not() -> None:
     assert at_start(facts({"ReturnToService": "2"})) == [("ReturnToService", None)]
     assert at_start(facts(n1={"gpus": 1, "nccl": "2.18.1"})) == [("NCCL", None)]
     assert at_start(facts(n3={"mpi4py": None})) == []
+    assert at_start(facts(n3=asked(0.3)), nproc_per_node=2) == [("names of addresses", None)]
+    assert at_start(facts(n3=asked(0.3)), nodes=1) == []
     assert at_start(facts(n3={"mpi4py": None}), mpi="pmi2") == [
         ("MPI kind", None),
         ("mpi4py", None),
@@ -352,6 +374,17 @@ def test_every_holder_takes_memory() -> None:
     found = [sizes_of_rank(1 << 30, layout) for layout in (one, two)]
     assert found[1].need.held_nbytes == pytest.approx(2 * found[0].need.held_nbytes, rel=0.01)
     assert found[1].sent_nbytes == pytest.approx(2 * found[0].sent_nbytes, rel=0.01)
+
+
+def test_an_interval_takes_memory_for_more_copies_and_spares_without_an_agent_hold_none() -> None:
+    layout = Layout(nodes=1, spares=1, nproc_per_node=1, sharding="fsdp")
+    needs = [
+        sizes_of_rank(1 << 30, replace(layout, interval=interval)).need for interval in (1, 2, 9)
+    ]
+    assert [need.copies for need in needs] == [3, 4, 5]
+    assert needs[2].nbytes - needs[0].nbytes == 2 * needs[0].copy_nbytes
+    assert sizes_of_rank(1 << 30, layout).sent_nbytes > 1 << 30
+    assert sizes_of_rank(1 << 30, replace(layout, warm_spares=False)).sent_nbytes == 0
 
 
 def test_memory_is_compared_with_the_state() -> None:

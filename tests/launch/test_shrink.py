@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 import torch
 from local_run import explain, records
 
-from deadpool_launch.controller.driver import JobDriver
+from deadpool_launch.controller.config import Config
+from deadpool_launch.controller.states import initial_state
+from deadpool_launch.driving.recorder import PROGRESS_S, Recorder
 from deadpool_runtime.protocol import StepDone
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_replicas.py"
@@ -50,14 +53,14 @@ def require_same_as_fresh(run_dir: Path, step: int, ranks: list[int], *given: st
 def test_progress_is_told_by_the_first_rank_that_takes_part() -> None:
     """Rank 0 may be set aside."""
     said: list[str] = []
-    driver: Any = SimpleNamespace(
-        _clock=lambda: 100.0,
-        _progress_at=99.0,
-        _state=SimpleNamespace(present=lambda: [SimpleNamespace(rank=rank) for rank in (1, 2)]),
-        _journal=SimpleNamespace(say=said.append),
-    )
+    journal: Any = SimpleNamespace(say=said.append)
+    job = initial_state(Config(("n1", "n2", "n3"), (), 1))
+    aside = replace(job.ranks[0], aside=True)
+    job = replace(job, ranks=job.ranks.with_changes({0: aside}))
+    clock = iter((0.0, *[PROGRESS_S] * 3))
+    recorder = Recorder(journal, lambda: next(clock), job)
     for rank in (2, 1, 1):
-        JobDriver._tell_progress(driver, rank, StepDone(2, 40 + rank, 0.5, 0.0, None, 0))
+        recorder.tell_progress(job, rank, StepDone(2, 40 + rank, 0.5, 0.0, None, 0))
     assert said == ["step 41, 0.5 s a step"]
 
 

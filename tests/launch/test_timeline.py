@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from deadpool_launch.display import print_table
+from deadpool_launch.report.words import phase_label
 from deadpool_launch.timeline import TimelineRow, bar, headline, render, timeline
 from deadpool_launch.view import IncidentView, RunView
 
@@ -156,7 +157,7 @@ def test_a_long_text_takes_two_lines_and_the_end_is_told_once() -> None:
     print_table(render(incident, 80), Console(width=80, file=out))
     lines = out.getvalue().splitlines()
     assert not [line for line in lines if line != line.rstrip()]
-    first = next(index for index, line in enumerate(lines) if line.startswith("spare ready"))
+    first = next(index for index, line in enumerate(lines) if line.startswith("spare admitted"))
     assert lines[first + 1].endswith("…")
     assert lines[first + 2].startswith("replacement up")
 
@@ -169,7 +170,7 @@ def test_the_table_fits_the_terminal(width: int) -> None:
     lines = capture.get().splitlines()
     assert max(len(line) for line in lines) <= width
     for _, phase, _ in _PHASES:
-        assert sum(line.startswith(phase) for line in lines) == 1
+        assert sum(line.startswith(phase_label(phase)) for line in lines) == 1
     shown = " ".join("".join(lines).split())
     assert "A bar is the time spent to reach its row." in shown
     assert "…" not in shown

@@ -45,7 +45,8 @@ def test_what_is_little_is_not_nothing_and_what_is_not_all_is_not_all() -> None:
 
 def test_node_time_has_two_units() -> None:
     assert node_time_text(12.34) == "12.3 node-s"
-    assert node_time_text(12.34, of_s=7200.0) == "0.00 node-h"
+    assert node_time_text(1234.5) == "1,234.5 node-s"
+    assert node_time_text(12.34, of_s=36_000.0) == "0.00 node-h"
     assert node_time_text(7200 * 1000) == "2,000.00 node-h"
 
 

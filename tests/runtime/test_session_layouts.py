@@ -5,12 +5,14 @@ Real ranks, real collectives, real replicators; each rank is on a node of its ow
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import parallel_layouts
 import pytest
 
+from deadpool_launch.whatif.sizes import Layout, sizes_of_rank
 from deadpool_runtime import protocol
 from deadpool_runtime.testing import JobFailed
 
@@ -179,6 +181,28 @@ def test_with_an_interval_the_step_that_a_dead_process_goes_back_to_is_replicate
     assert first == 2
     assert second in (first, first + 3)
     assert numbers == undisturbed_layout("zero")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("factor", "interval"), [(1, 2), (2, 1), (2, 3)])
+def test_arenas_have_as_many_slots_as_a_plan_counts(
+    run_layout: Callable[..., Any], factor: int, interval: int
+) -> None:
+    steps = 6 * interval
+    slots: list[Counter[str]] = []
+
+    def look(launcher: Any, rank: int, message: Any) -> None:
+        if isinstance(message, protocol.StepDone) and (rank, message.step) == (0, steps - 1):
+            for each in launcher.outcome.pids:
+                names = (path.name for path in launcher.node(each).arena.path.iterdir())
+                slots.append(Counter(name.partition("-")[0] for name in names))
+
+    run_layout("fsdp", f"--steps={steps}", on_message=look, factor=factor, interval=interval)
+    layout = Layout(3, 0, 1, "fsdp", factor=factor, interval=interval)
+    need = sizes_of_rank(1 << 20, layout).need
+    # With one holder the own part has a slot at another node too.
+    held = {"own": need.copies * len(need.ranks), "held": need.replicas * len(need.held)}
+    assert [{what: found[what] for what in held} for found in slots] == [held] * 3
 
 
 @pytest.mark.parametrize(("layout", "features"), FEATURES)

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from deadpool_launch.controller import core, planning, recovery
 from deadpool_launch.controller.agents import on_node_gone
 from deadpool_launch.controller.events import RankExited, RankSaid, RankStopped
-from deadpool_launch.controller.states import Rank, Stage, State
+from deadpool_launch.controller.rank import Rank, Stage
+from deadpool_launch.controller.states import State
 from deadpool_launch.controller.turn import Turn
 from deadpool_launch.sim import cli
 from deadpool_launch.sim.arenas import Arenas
@@ -26,7 +27,7 @@ from deadpool_launch.sim.scenario import Scenario, random_scenario
 from deadpool_launch.sim.shrink import shrink
 from deadpool_launch.sim.values import Layout, LayoutKind
 from deadpool_runtime.protocol import Copy, Plan
-from deadpool_runtime.replication import placement
+from deadpool_runtime.replication import agreement
 
 #: Raise it for a longer search: ``DEADPOOL_SIM_SEEDS=100000``.
 SEEDS = int(os.environ.get("DEADPOOL_SIM_SEEDS", "1000"))
@@ -121,12 +122,12 @@ def test_going_back_too_far_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         history: Sequence[tuple[int, int]],
         node_of: Mapping[int, str],
         refused: Set[int],
-        adopts: Mapping[int, placement.Adoption],
-    ) -> placement.Agreement:
-        found = placement.agree(copies, history, node_of, refused, adopts)
+        adopts: Mapping[int, agreement.Adoption],
+    ) -> agreement.Agreement:
+        found = agreement.agree(copies, history, node_of, refused, adopts)
         if found.step is None or found.step == 0:
             return found
-        return placement.agree(copies, history, node_of, refused | {found.step}, adopts)
+        return agreement.agree(copies, history, node_of, refused | {found.step}, adopts)
 
     monkeypatch.setattr(planning, "agree", older)
     make = struck(Fault(FaultKind.POWER, "n1", 3.2))

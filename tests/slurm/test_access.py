@@ -15,7 +15,7 @@ import pytest
 
 from deadpool_slurm import access, parse, pyslurm_child, ways
 from deadpool_slurm.client import EndStep, SlurmError
-from deadpool_slurm.commands import CommandLineClient
+from deadpool_slurm.commands import CommandLineClient, complaint
 from deadpool_slurm.pyslurm_client import PyslurmClient, job_facts
 from deadpool_slurm.ways import Choice, choose
 
@@ -208,3 +208,16 @@ def test_each_change_has_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("end_step", {"job_id": 7, "name": "agent", "signal_name": "KILL"})]
     with pytest.raises(SlurmError, match="none is no number"):
         PyslurmClient({}).job("none")
+
+
+def test_what_a_command_complains_of_is_one_line_without_its_name() -> None:
+    wrote = (
+        "scontrol: error: fetch_config: DNS SRV lookup failed\n\n"
+        "scontrol: fatal: Could not establish a configuration source\n"
+    )
+    assert complaint("scontrol", wrote) == (
+        "fetch_config: DNS SRV lookup failed; Could not establish a configuration source"
+    )
+    assert complaint("scontrol", "slurm_load_jobs error: Invalid job id specified\n") == (
+        "slurm_load_jobs error: Invalid job id specified"
+    )

@@ -126,6 +126,26 @@ def test_screen_fits_wherever_the_journal_ends(name: str, width: int) -> None:
         assert max(len(line) for line in _lines(facts, width=width)) <= width
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_long_reason_beside_a_node_takes_no_room_from_the_columns(width: int) -> None:
+    reason = "its agent ended with exit code 1: " + "srun: error: no such step " * 8
+    records = [*_trained(), record(7.0, "event", name="AgentStartFailed", node="b", reason=reason)]
+    lines = _lines(status(view_of(records), None, NOW), width=width)
+    assert max(len(line) for line in lines) <= width
+    assert "node  role    ranks  step  s/step" in [line.rstrip() for line in lines]
+    (row,) = [line for line in lines if line.startswith("b ")]
+    assert "lost" in row
+    assert "its agent ended with" in row
+
+
+def test_drained_node_stays_one_when_its_agent_leaves_it() -> None:
+    drained = record(7.0, "node", node="b", role="drained", why="was drained", lasting=False)
+    leaves = record(8.0, "event", name="AgentStartFailed", node="b", reason="its agent ended")
+    nodes = status(view_of([*_trained(), drained, leaves]), None, NOW)["nodes"]
+    (row,) = [node for node in nodes if node["node"] == "b"]
+    assert (row["role"], row["why"]) == ("drained", "was drained")
+
+
 def test_of_many_nodes_those_that_are_not_well_come_first() -> None:
     records = two_nodes_and_a_spare()
     records[0]["active"] = [f"n{number}" for number in range(100)]

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from deadpool_runtime.stores import nameless, serve_store
+
 #: Far above what anything takes, since the machine is shared.
 PATIENCE_S = 60.0
 _fork = multiprocessing.get_context("fork")
@@ -62,7 +64,8 @@ class Crew:
         self._server = _fork.Process(target=_serve, args=(answers,))
         self._server.start()
         self.port: int = ports.recv()
-        self.store = self.client()
+        with nameless():
+            self.store = self.client()
         self._workers: list[Worker] = []
 
     def start(self, function: Callable[..., Any], *arguments: Any) -> Worker:
@@ -100,7 +103,7 @@ class Crew:
 
 
 def _serve(answers: Connection) -> None:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = serve_store("127.0.0.1")
     answers.send(store.port)
     signal.pause()
 

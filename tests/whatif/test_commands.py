@@ -122,6 +122,16 @@ def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+def test_more_holders_survive_what_one_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = f"{SIMULATE} --spares 200 --strategy deadpool --group 2 --group-mtbf 20h"
+    one, two = (
+        told(f"{arguments} --replication-factor {factor}", capsys)["strategies"][0]
+        for factor in (1, 2)
+    )
+    assert two["figures"]["holders"] == {"value": 2, "source": "--replication-factor"}
+    assert two["means"]["recovery_s"]["high"] < one["means"]["recovery_s"]["low"]
+
+
 # ---------------------------------------------------------------- the published result
 
 
@@ -195,6 +205,55 @@ def test_spares_are_those_of_the_policy(capsys: pytest.CaptureFixture[str]) -> N
     assert none["enough"] is None
 
 
+@pytest.fixture
+def policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A site that allows two holders, a user who asks for three and for every fourth step."""
+    (tmp_path / "site.yaml").write_text("limits:\n  replication.factor: {max: 2}\n")
+    (tmp_path / "mine.yaml").write_text("replication:\n  factor: 3\n  interval: 4\n")
+    monkeypatch.setenv("DEADPOOL_SITE_POLICY", str(tmp_path / "site.yaml"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", [PLAN, f"{SIMULATE} --strategy deadpool"])
+def test_replicas_are_those_of_the_policy_that_holds(
+    command: str, policies: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site, mine = policies / "site.yaml", policies / "mine.yaml"
+    text = said(f"{command} --policy {mine}", capsys)
+    assert max(len(line) for line in text.splitlines() if str(policies) not in line) <= 80
+    for part in (f"limit in {site}:2", f"{mine}:3"):
+        assert part in " ".join(text.split())
+    given = said(f"{command} --replication-factor 3 --replication-interval 2", capsys)
+    flat = " ".join(given.split())
+    assert f"--replication-factor: the site has a limit in {site}:2; 2 is used" in flat
+    assert "--replication-interval" in flat
+    assert f"{mine}" not in flat
+
+
+def test_a_plan_reckons_with_holders_and_interval(
+    policies: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = told(PLAN, capsys)
+    found = told(f"{PLAN} --policy {policies / 'mine.yaml'}", capsys)
+    assert [found["replication"][key]["value"] for key in ("factor", "interval")] == [2, 4]
+    assert [one["replication"][key]["value"] for key in ("factor", "interval")] == [1, 1]
+    before, after = one["memory"], found["memory"]
+    assert (after["slots"], after["replica_slots"]) == (5, 3)
+    assert after["copies_nbytes"] == pytest.approx(5 / 3 * before["copies_nbytes"])
+    assert after["replicas_nbytes"] == pytest.approx(2 * before["replicas_nbytes"], rel=0.01)
+    assert after["nbytes"] > before["nbytes"]
+    (copies, sent), (same, twice) = one["step"], found["step"]
+    assert copies == same
+    assert twice["nbytes"] == pytest.approx(2 * sent["nbytes"], rel=0.01)
+    assert (twice["every"], twice["mean_nbytes"]) == (4, twice["nbytes"] / 4)
+    # Training waits for all holders in the step behind, whatever the interval.
+    assert (sent["hidden"], twice["hidden"]) == (True, False)
+    assert one["replay"] == {"most": 1, "mean": pytest.approx(sent["takes_s"] / 5)}
+    assert found["replay"] == {"most": 4, "mean": 2.5}
+    waits = (twice["takes_s"] / 5 - 1) / 4
+    assert found["goodput"][0]["mean"] == pytest.approx(1 / (1.01 + waits), rel=0.01)
+
+
 # ---------------------------------------------------------------- wrong input
 
 
@@ -227,6 +286,15 @@ def test_spares_are_those_of_the_policy(capsys: pytest.CaptureFixture[str]) -> N
         (f"{PLAN} --memory-per-node lots", "--memory-per-node lots: must be a size such as 512G"),
         (f"{PLAN} --time-limit 1s", "--step-time: must be shorter than --time-limit"),
         (f"{PLAN} --probability 0", "--probability 0: must be a number above 0"),
+        (f"{PLAN} --replication-factor 0", "must be a whole number of at least 1"),
+        (
+            f"{PLAN} --replication-factor 18",
+            "18: replicas go to so many other nodes, and 16 active",
+        ),
+        (f"{PLAN} --policy /none.yaml", "--policy /none.yaml: cannot be read"),
+        (f"{SIMULATE} --replication-factor 66", "and 64 active nodes and 2 spares make 65"),
+        (f"{SIMULATE} --set deadpool.holders=1e9", "replicas go to so many other nodes"),
+        ("simulate --paper --replication-factor 2", "--replication-factor: --paper sets it"),
         (f"{PLAN} --dtype fp8", "is not one of 'fp32', 'bf16'"),
     ],
 )

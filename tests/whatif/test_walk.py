@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from deadpool_launch.whatif.estimate import estimate, mean
 from deadpool_launch.whatif.faults import Fault, Renewal
 from deadpool_launch.whatif.job import Account, Job
+from deadpool_launch.whatif.replication import replay
 from deadpool_launch.whatif.strategies import ALL, DEADPOOL, FIXED, YOUNG_DALY
 from deadpool_launch.whatif.walk import Rules, walk
 
@@ -162,6 +163,40 @@ def test_a_job_that_never_comes_through_is_given_up() -> None:
     assert parts(account) == pytest.approx(account.total_s)
 
 
+def test_with_two_holders_it_takes_both_to_go_back_to_the_checkpoint() -> None:
+    job, two = replace(JOB, nodes=5, spares=4), replace(SWAP, holders=2)
+    assert run(two, lost(35.5, 1, 2), job=job).replayed_steps == 0
+    assert run(two, lost(35.5, 1, 3), job=job).replayed_steps == 0
+    account = run(two, lost(35.5, 1, 2, 3), job=job)
+    assert (account.replayed_steps, account.recovering_s) == (5, 300)
+    # One after the other during a recovery is at once too.
+    later = run(two, lost(35.5, 1), lost(40.0, 2), lost(45.0, 3), job=job)
+    assert (later.replayed_steps, later.recovering_s) == (5, 9.5 + 300)
+
+
+def test_with_an_interval_a_lost_node_goes_back_to_the_newest_step_with_replicas() -> None:
+    third = replace(SWAP, replicate_every=3)
+    account = run(third, lost(35.5, 2))
+    assert (account.replayed_steps, account.lost_s, account.recovering_s) == (2, 2.5, 40)
+    assert run(third, hiccup(35.5)).replayed_steps == 0
+    # 35 is replicated once all went on from it, and then 38: the second goes back from 40 to 38.
+    again = run(third, hiccup(35.5), lost(61.0, 2))
+    assert (again.faults, again.replayed_steps) == (2, 2)
+
+
+def test_a_node_lost_while_a_process_comes_back_costs_steps_without_replicas() -> None:
+    account = run(replace(SWAP, replicate_every=3), hiccup(35.5), lost(40.0, 2))
+    assert (account.incidents, account.replayed_steps) == (1, 2)
+
+
+def test_a_replica_that_is_under_way_is_none() -> None:
+    for every, whole in ((1, 35), (5, 35)):
+        slow = replace(SWAP, replicate_every=every, replicate_s=0.75)
+        assert run(slow, lost(35.8, 2)).replayed_steps == 35 - whole
+        assert run(slow, lost(35.7, 2)).replayed_steps == 35 - whole + every
+        assert run(slow, hiccup(35.7)).replayed_steps == 0
+
+
 # ---------------------------------------------------------------- closed forms
 
 
@@ -192,6 +227,17 @@ def test_lost_work_is_half_an_interval_and_half_a_step() -> None:
         assert each == pytest.approx(expected, rel=0.08)
 
 
+@pytest.mark.parametrize(("interval", "whole_s"), [(1, 0.4), (4, 0.4)])
+def test_steps_run_again_are_those_that_a_plan_expects(interval: int, whole_s: float) -> None:
+    job, faults = replace(JOB, steps=10_000, nodes=100, spares=1000), Renewal(100 * 1000.0)
+    rules = replace(SWAP, replicate_every=interval, replicate_s=whole_s)
+    runs = [walk(job, rules, faults.stream(seed, 100, 1000), math.inf) for seed in range(50)]
+    each = sum(run.replayed_steps for run in runs) / sum(run.incidents for run in runs)
+    again = replay(interval, whole_s, job.step_s)
+    assert each == pytest.approx(again.mean, rel=0.1, abs=0.05)
+    assert again.mean <= again.most == interval
+
+
 def test_young_and_daly_name_the_best_interval() -> None:
     job = Job(steps=20_000, step_s=5.0, nodes=64, spares=0, queue_s=HOUR)
     faults = Renewal(64 * 2 * HOUR, transient=1.0)
@@ -220,6 +266,9 @@ some_rules = st.builds(
     permanent_s=st.floats(0, 100),
     reload_s=st.floats(0, 100),
     exclude_s=st.sampled_from([None, 30.0]),
+    replicate_every=st.sampled_from([1, 1, 4]),
+    replicate_s=st.floats(0, 5),
+    holders=st.sampled_from([1, 1, 2]),
 )
 some_faults = st.builds(
     Renewal,

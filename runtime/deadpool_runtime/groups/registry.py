@@ -98,8 +98,9 @@ class GroupRegistry:
                 "be rebuilt in place so far; INFO can."
             )
         assert self._make_group is None, "installed twice"
-        #: Whether Gloo's own waits can be ended; if not, some end only with the group's time-out.
-        self.guards_waits = bool(native.load().guard_waits())
+        # From here on Gloo's own waits can be ended; where they cannot be, some end only with the
+        # group's time-out.
+        native.load().guard_waits()
         self._counter.install()
         self._detached, self._epoch = detached, epoch
         self._make_group = c10d._new_process_group_helper

@@ -7,8 +7,7 @@ found as the difference of the process's open sockets around the constructor, pl
 been accepted since on a listener that the constructor opened.
 
 A socket that an unrelated thread opens during those few milliseconds is taken for the
-communicator's, and is cut off when the communicator is. ``unwatched()`` keeps a caller's own
-sockets out of it.
+communicator's, and is cut off when the communicator is.
 """
 
 from __future__ import annotations
@@ -106,13 +105,6 @@ def shut(watches: Iterable[SocketWatch]) -> int:
                 # Fails only on a connection that has not been made yet or has ended.
                 count += _libc.shutdown(borrowed, socket.SHUT_RDWR) == 0
     return count
-
-
-@contextlib.contextmanager
-def unwatched() -> Iterator[None]:
-    """Open sockets that no watch may claim, such as a monitor's own connection."""
-    with _opening:
-        yield
 
 
 def open_sockets() -> list[SocketId]:

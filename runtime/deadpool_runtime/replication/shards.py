@@ -6,7 +6,7 @@ each rank is there of those that took part then: it is brought by the rank itsel
 that takes part now, and all is shared out anew. What ranks have in common, and the own part, are
 not touched by that.
 
-Pure, as ``placement`` is.
+Pure, as ``agreement`` is.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from deadpool_runtime.protocol import Copy
+from deadpool_runtime.replication.agreement import Adoption, Agreement, Lent, agree, counts
 from deadpool_runtime.replication.naming import Ranks, members
-from deadpool_runtime.replication.placement import Adoption, Agreement, Lent, agree, counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def agree_on_shared(
     *,
     twice: bool = True,
 ) -> Agreement:
-    """As ``placement.agree``, with state that was shared out over other ranks than ``node_of`` has.
+    """As ``agreement.agree``, with state that was shared out over other ranks than ``node_of`` has.
 
     ``twice``: a shard of a rank that takes no part is brought by a rank of a node that does not
     have it yet, so that it is on two nodes until all have copies of what they got.

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deadpool_runtime.protocol import Copy
+from deadpool_runtime.replication.agreement import Adoption
 from deadpool_runtime.replication.naming import Ranks
-from deadpool_runtime.replication.placement import Adoption
 from deadpool_runtime.replication.shards import Shared, agree_on_shared
 
 COMMON: Ranks = (0, 1, 2, 3)
