@@ -34,7 +34,10 @@ class Steps:
         sampler = self.loader.batch_sampler
         width = self.per_step * sampler.micro_batch_times_data_parallel_size
         sampler.consumed_samples = self.first + self.taken * width
-        batches = iter(self.loader)
+        # At once: a DataLoader draws a random number when its iterator is made.
+        return self.groups(iter(self.loader))
+
+    def groups(self, batches: Iterator[Any]) -> Iterator[Any]:
         while len(group := list(itertools.islice(batches, self.per_step))) == self.per_step:
             self.taken += 1
             yield group
