@@ -122,6 +122,7 @@ SLOW = ("bench/overhead.py", "bench/rebuild.py", "bench/scale.py")
 FOREIGN = {
     *("--exclude", "--gpus-per-node", "--gpus-per-task", "--gres", "--mem", "--no-kill"),
     *("--ckpt-step", "--enable-ft-package", "--rampup-batch-size", "--rerun-mode"),
+    *("--dataloader-type", "--iterations-to-skip", "--step-batch-size-schedule"),
     "--use-torch-fsdp2",
 }
 #: Values for the words in capitals that stand for something.

@@ -136,7 +136,7 @@ def _slurm_rows(options: LaunchOptions, facts: Facts) -> list[Check]:
                 Check("stepmgr", True, "steps are made without the batch host"),
                 Check("KillOnBadExit", True, "a task that fails leaves its step alone"),
                 slurm_rules.timeout_check(slurm.config, options.heartbeat_timeout_s),
-                slurm_rules.return_check(slurm.config),
+                slurm_rules.return_check(slurm.config, slurm.job, options),
                 slurm_rules.switch_check(slurm.network, slurm.config),
             )
             if check.name not in told

@@ -211,20 +211,29 @@ def timeout_check(config: Mapping[str, str], heartbeat_timeout_s: float) -> Chec
     )
 
 
-def return_check(config: Mapping[str, str]) -> Check:
+def return_check(
+    config: Mapping[str, str], job: parse.JobFacts | None, options: LaunchOptions
+) -> Check:
     """What becomes of a node that boots again before Slurm missed it."""
     value = _leading_number(config.get("ReturnToService"))
     if value is None:
         return _not_said("ReturnToService")
-    if value >= 2:
+    if value < 2:
         return Check(
-            "ReturnToService",
-            None,
-            "if the batch host boots again before Slurm has missed it, Slurm takes the job for "
-            f"ended, with --no-kill too (ReturnToService={value})",
-            "submit with sbatch --requeue, and have durable checkpoints (--checkpoint-dir)",
+            "ReturnToService", True, f"{value}: a node that boots again is marked DOWN first"
         )
-    return Check("ReturnToService", True, f"{value}: a node that boots again is marked DOWN first")
+    ends = (
+        "if the batch host boots again before Slurm has missed it, Slurm takes the job for "
+        f"ended, with --no-kill too (ReturnToService={value})"
+    )
+    runs_again = options.chain is not None or (job is not None and job.can_requeue is True)
+    missing = [
+        *([] if runs_again else ["submit with sbatch --requeue"]),
+        *([] if options.checkpoint_dir else ["have durable checkpoints (--checkpoint-dir)"]),
+    ]
+    if missing:
+        return Check("ReturnToService", None, ends, ", and ".join(missing))
+    return Check("ReturnToService", True, f"{ends}; it would go on from its durable checkpoint")
 
 
 def switch_check(request: str | None, config: Mapping[str, str]) -> Check:
@@ -315,7 +324,10 @@ def config_checks(slurm: SlurmFacts, options: LaunchOptions) -> list[Check]:
     if config is None:
         text = f"Slurm's configuration cannot be read: {slurm.config_problem}"
         return [Check("Slurm version", None, text, unknown=True)]
-    settings = (timeout_check(config, options.heartbeat_timeout_s), return_check(config))
+    settings = (
+        timeout_check(config, options.heartbeat_timeout_s),
+        return_check(config, slurm.job, options),
+    )
     return [
         *version_checks(version_of(config), config),
         *network_checks(slurm.network, config),

@@ -18,7 +18,9 @@ import local_run
 import pytest
 from local_run import explain, final_state, records
 
-pytestmark = pytest.mark.integrations
+#: A process imports its framework for seconds, on a busy machine for minutes: a job takes as long.
+JOB_S = 900
+pytestmark = [pytest.mark.integrations, pytest.mark.timeout(3 * JOB_S)]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LAYOUT = ("--nodes", 2, "--spares", 1)
@@ -50,7 +52,7 @@ def script_of(framework: str) -> Path:
 def ran(framework: str, where: Path, *options: object, script: tuple[object, ...] = ()) -> Ran:
     run_dir = where / "run"
     words = (*LAYOUT, *options, "--", where / "output", *script)
-    done = local_run.run(run_dir, *words, script=script_of(framework))
+    done = local_run.run(run_dir, *words, script=script_of(framework), timeout_s=JOB_S)
     assert done.returncode == 0, explain(done, run_dir)
     told = [
         json.loads(line.removeprefix("TOLD "))
@@ -129,7 +131,7 @@ def test_every_sample_is_used_once_in_an_epoch(undisturbed: Ran) -> None:
 def test_without_a_launcher_the_framework_trains_by_itself(framework: str, tmp_path: Path) -> None:
     # An even number: the only process would get a batch of one, which no norm takes.
     command = [sys.executable, str(script_of(framework)), str(tmp_path), "--samples=44"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=local_run.LONG_S)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=JOB_S)
     assert done.returncode == 0, done.stderr
     assert "TOLD " in done.stdout
 
@@ -148,6 +150,6 @@ def test_what_cannot_be_brought_back_is_refused_with_a_sentence(
 ) -> None:
     run_dir = tmp_path / "run"
     words = (*LAYOUT, "--", tmp_path / "output", option)
-    done = local_run.run(run_dir, *words, script=script_of(framework))
+    done = local_run.run(run_dir, *words, script=script_of(framework), timeout_s=JOB_S)
     assert done.returncode != 0
     assert sentence in explain(done, run_dir)

@@ -50,6 +50,7 @@ SAID: dict[str, Any] = {
 LAYOUT = Layout(nodes=2, spares=1, nproc_per_node=2, sharding="ddp")
 HEALTHY = {node: parse.NodeFacts(node, node, "IDLE", "", 4, parse.Health.OK) for node in NODES}
 NOTHING_SAID = room.State()
+DURABLE = {"checkpoint_dir": "/c", "checkpoint_every": 9}
 
 
 def options(**changes: Any) -> LaunchOptions:
@@ -236,6 +237,34 @@ def test_number_of_spares_is_a_check() -> None:
     assert rules.plan_check(without, "").ok is None
     assert "the loss of a node ends the job" in rules.plan_check(without, "").text
     assert rules.plan_check(None, "too few").ok is False
+
+
+@pytest.mark.parametrize(
+    ("can_requeue", "changes", "remedy"),
+    [
+        (None, {}, "submit with sbatch --requeue, and have durable checkpoints (--checkpoint-dir)"),
+        (False, DURABLE, "submit with sbatch --requeue"),
+        (True, {}, "have durable checkpoints (--checkpoint-dir)"),
+        (True, DURABLE, None),
+        (False, {**DURABLE, "chain": "seven"}, None),
+    ],
+)
+def test_early_return_of_the_batch_host_is_warned_of_where_something_can_be_done(
+    can_requeue: bool | None, changes: dict[str, Any], remedy: str | None
+) -> None:
+    job = parse.JobFacts("7", "RUNNING", NODES, "n1", None, stepmgr=False, can_requeue=can_requeue)
+    found = facts({"ReturnToService": "2"}, job=job)
+    warned = rules.at_start(NODES, options(**changes), found)
+    assert [each.remedy for each in warned if each.name == "ReturnToService"] == (
+        [remedy] if remedy else []
+    )
+    row = next(
+        each
+        for each in rules.table(options(**changes), found, LAYOUT, NOTHING_SAID)
+        if each.name == "ReturnToService"
+    )
+    assert "takes the job for ended" in row.text
+    assert row.ok is (None if remedy else True)
 
 
 def test_start_is_not_told_what_is_well_and_is_told_what_is_not() -> None:

@@ -37,13 +37,15 @@ def command(run_dir: Path, *options: object, script: Path = SCRIPT) -> list[str]
     ]
 
 
-def run(run_dir: Path, *options: object, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
+def run(
+    run_dir: Path, *options: object, script: Path = SCRIPT, timeout_s: float = LONG_S
+) -> subprocess.CompletedProcess[str]:
     """Run the launcher to its end."""
     return subprocess.run(
         command(run_dir, *options, script=script),
         capture_output=True,
         text=True,
-        timeout=LONG_S,
+        timeout=timeout_s,
         stdin=subprocess.DEVNULL,
     )
 
