@@ -259,6 +259,7 @@ def _scale(record: Record) -> str:
             f"{case['start_s']:.1f}",
             f"{100 * case['steady_cpu']:.1f} %",
             f"{case['steady_nbytes_an_agent']:.0f}",
+            f"{max(case['decided_s'].values()):.3f}",
             f"{max(case['told_s'].values()):.3f}",
             f"{case['loss_to_resume_s']:.2f}",
         ]
@@ -278,10 +279,12 @@ def _scale(record: Record) -> str:
     return (
         f"{_on(record)}\nThe real launcher with scripted agents. *Start*: until all are told to "
         f"train. *Steady*: of one core, and "
-        "bytes a second for each agent. *Order*: the slowest order of an incident, to the last "
-        "agent. *Going on*: from the "
+        "bytes a second for each agent. *Order*: the slowest order of an incident, from its decision "
+        "to the last agent, and from the last word that the decision needed. *Going on*: from the "
         "loss of a node to the last agent that is told to go on.\n\n"
-        + table(["agents", "start, s", "steady", "bytes", "order, s", "going on, s"], first)
+        + table(
+            ["agents", "start, s", "steady", "bytes", "order, s", "all, s", "going on, s"], first
+        )
         + "\n![Orders of an incident](pictures/evaluation-scale.png)\n"
         "\nSimulated clusters, one rank a node: what the controller's decisions take, and a "
         "`deadpool simulate` of "

@@ -93,8 +93,11 @@ class Crowd:
         told_s = {
             order: self.told_at[order] - self.sent_at[before] for order, before in _AFTER.items()
         }
+        # By the clock of the journal, which says when each was decided.
+        ahead_s = time.time() - time.monotonic()
         report = {
             "told_s": told_s,
+            "told_at": {order: self.told_at[order] + ahead_s for order in _AFTER},
             "loss_to_resume_s": round(now - self.lost_at, 3),
             "nbytes": self.nbytes,
             "orders": self.orders,

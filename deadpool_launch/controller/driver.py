@@ -26,7 +26,6 @@ from deadpool_launch.controller.config import Config
 from deadpool_launch.controller.node import AgentStage
 from deadpool_launch.controller.quarantine import left_out
 from deadpool_launch.controller.states import Phase, State, initial_state
-from deadpool_launch.controller.tables import NodeTable
 from deadpool_launch.driving.agent_processes import AgentProcesses
 from deadpool_launch.driving.commits import Commits
 from deadpool_launch.driving.mover_world import MoverWorld
@@ -114,7 +113,8 @@ class JobDriver:
         #: Whether a node that keeps the log has to be given its beginning.
         self._begin_due = False
         #: The nodes when it was last settled which ones keep it.
-        self._settled: NodeTable | None = None
+        #: What decided on the nodes that keep the log when they were last chosen.
+        self._settled: tuple[object, object] = (None, None)
         #: The time of the newest event.
         self._known_at = self._clock()
         self._lead = self._make_lead()
@@ -434,9 +434,11 @@ class JobDriver:
 
     def _settle_standbys(self) -> None:
         """Have the log kept on nodes that serve, once all that are needed at first do."""
-        nodes = self._state.nodes
-        if nodes is not self._settled and self._state.phase not in (Phase.NEW, Phase.AGENTS):
-            self._settled = nodes
+        if self._state.phase in (Phase.NEW, Phase.AGENTS):
+            return
+        stages, seats = self._state.nodes.stages, self._state.seats
+        if stages is not self._settled[0] or seats is not self._settled[1]:
+            self._settled = (stages, seats)
             self._begin_due = self._lead.settle(roles.serving(self._state)) or self._begin_due
 
     def _note_message(self, said: events.RankSaid) -> None:

@@ -36,6 +36,7 @@ class _Chunk:
     __slots__ = (
         "_least_completed",
         "_least_protected",
+        "_those_present",
         "deadline",
         "every",
         "ranks",
@@ -46,18 +47,38 @@ class _Chunk:
     def __init__(self, ranks: tuple[Rank, ...], traits: tuple[int, ...]) -> None:
         self.ranks = ranks
         self.traits = traits
+        #: The same, with everything in the place of one that is set aside: it lacks nothing.
+        self._those_present = tuple(-1 if its & _ASIDE else its for its in traits)
         self.some: int = reduce(or_, traits)
-        self.every: int = reduce(and_, (its for its in traits if not its & _ASIDE), -1)
+        self.every: int = reduce(and_, self._those_present)
         self.deadline = _first([rank.deadline for rank in ranks if rank.deadline is not None])
         self._least_completed: float | None = None
         self._least_protected: int | None = None
 
     def with_changes(self, changes: Mapping[int, Rank]) -> _Chunk:
-        ranks, traits = list(self.ranks), list(self.traits)
+        """Most changes are of one rank and change nothing that is summed up, or one trait."""
+        made = _Chunk.__new__(_Chunk)
+        ranks, traits, present = list(self.ranks), list(self.traits), list(self._those_present)
+        timed = turned = False
         for place, rank in changes.items():
+            timed = timed or rank.deadline != ranks[place].deadline
             ranks[place] = rank
-            traits[place] = rank.traits
-        return _Chunk(tuple(ranks), tuple(traits))
+            its = rank.traits
+            if its != traits[place]:
+                turned = True
+                traits[place], present[place] = its, -1 if its & _ASIDE else its
+        made.ranks = tuple(ranks)
+        if turned:
+            made.traits, made._those_present = tuple(traits), tuple(present)
+            made.some, made.every = reduce(or_, traits), reduce(and_, present)
+        else:
+            made.traits, made._those_present = self.traits, self._those_present
+            made.some, made.every = self.some, self.every
+        made.deadline = self.deadline
+        if timed:
+            made.deadline = _first([rank.deadline for rank in ranks if rank.deadline is not None])
+        made._least_completed = made._least_protected = None
+        return made
 
     def least_completed(self) -> float:
         """The least step that one of them has completed which has steps left; infinite if none
@@ -89,11 +110,12 @@ class RankTable(Sequence[Rank]):
     def __init__(self, ranks: Iterable[Rank]) -> None:
         table = tuple(ranks)
         parts = [table[at : at + _CHUNK] for at in range(0, len(table), _CHUNK)]
-        self._set(tuple(_Chunk(part, tuple(r.traits for r in part)) for part in parts), len(table))
+        self._chunks = tuple(_Chunk(part, tuple(r.traits for r in part)) for part in parts)
+        self._length = len(table)
+        self._sum_up()
 
-    def _set(self, chunks: tuple[_Chunk, ...], length: int) -> None:
-        self._chunks = chunks
-        self._length = length
+    def _sum_up(self) -> None:
+        chunks = self._chunks
         self._some: int = reduce(or_, [chunk.some for chunk in chunks], 0)
         self._every: int = reduce(and_, [chunk.every for chunk in chunks], -1)
         self._deadline = _first([c.deadline for c in chunks if c.deadline is not None])
@@ -104,10 +126,19 @@ class RankTable(Sequence[Rank]):
         for place, rank in changes.items():
             by_chunk.setdefault(place >> _SHIFT, {})[place & _MASK] = rank
         chunks = list(self._chunks)
+        same = True
         for at, inside in by_chunk.items():
-            chunks[at] = chunks[at].with_changes(inside)
+            old, new = chunks[at], chunks[at].with_changes(inside)
+            same = same and old.some == new.some and old.every == new.every
+            same = same and old.deadline == new.deadline
+            chunks[at] = new
         table = RankTable.__new__(RankTable)
-        table._set(tuple(chunks), self._length)
+        table._chunks, table._length = tuple(chunks), self._length
+        if same:
+            table._some, table._every = self._some, self._every
+            table._deadline = self._deadline
+        else:
+            table._sum_up()
         return table
 
     # ------------------------------------------------------------ what all have
@@ -197,10 +228,12 @@ def _fields_of(kind: type[Any]) -> tuple[Callable[[Any], tuple[Any, ...]], Mappi
 class NodeTable(dict[str, Node]):
     """All nodes by name. Never changed once made, only replaced."""
 
-    __slots__ = ("_deadline", "_waiting", "answers")
+    __slots__ = ("_deadline", "_waiting", "answers", "stages")
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         super().__init__(nodes)
+        #: The same object in every later table in which each agent is at the stage it is at here.
+        self.stages = object()
         #: How many have not yet said which copies they have.
         self.answers = sum(node.inventory_by is not None for node in self.values())
         self._sum_up()
@@ -215,11 +248,14 @@ class NodeTable(dict[str, Node]):
         """The table with other entries for these nodes."""
         table = NodeTable.__new__(NodeTable)
         table.update(self)
+        table.stages = self.stages
         first, waiting, answers = self._deadline, self._waiting, self.answers
         known = first is not None
         for node in nodes:
             old = table[node.name]
             table[node.name] = node
+            if node.stage is not old.stage:
+                table.stages = object()
             answers += (node.inventory_by is not None) - (old.inventory_by is not None)
             if first is not None:
                 come = _times(node)
