@@ -279,9 +279,9 @@ def _scale(record: Record) -> str:
     return (
         f"{_on(record)}\nThe real launcher with scripted agents. *Start*: until all are told to "
         f"train. *Steady*: of one core, and "
-        "bytes a second for each agent. *Order*: the slowest order of an incident, from its decision "
-        "to the last agent, and from the last word that the decision needed. *Going on*: from the "
-        "loss of a node to the last agent that is told to go on.\n\n"
+        "bytes a second for each agent. *Order*: the slowest order of an incident, from its "
+        "decision to the last agent, and from the last word that the decision needed. *Going on*: "
+        "from the loss of a node to the last agent that is told to go on.\n\n"
         + table(
             ["agents", "start, s", "steady", "bytes", "order, s", "all, s", "going on, s"], first
         )
