@@ -166,7 +166,7 @@ def test_agent_command_line_carries_no_secret() -> None:
         ({"nproc_per_node": 0}, "--nproc-per-node 0"),
         ({"max_restarts": -1}, "--max-restarts -1"),
         ({"heartbeat_timeout_s": 0.1}, "--heartbeat-timeout 0.1"),
-        ({"collective_timeout_s": 3.0}, "--collective-timeout 3"),
+        ({"collective_timeout_s": 3.0}, "--collective-timeout 3 s"),
         ({"collective_timeout_s": 90000.0}, "--collective-timeout 90000"),
         ({"agent_start_timeout_s": 0}, "--agent-start-timeout 0"),
         ({"site": "cloud"}, "--site cloud"),
