@@ -90,13 +90,14 @@ class Promises:
 
     def hit(self, fault: Fault, node: str) -> None:
         """A fault found its target on ``node``."""
-        if not self.struck:
-            self._covers = _covers(self._cluster.launcher.state)
-        self.struck.append(fault)
-        now = self._cluster.queue.now
-        recently = now <= self._unheld_until + CONFIRM_S
-        if recently or _has_unheld(self._cluster.launcher.state):
+        state, now = self._cluster.launcher.state, self._cluster.queue.now
+        # A holder that has just been found has nothing yet.
+        bare = now <= self._unheld_until + CONFIRM_S or _has_unheld(state)
+        if bare:
             self._struck_bare_at = now
+        if not self.struck:
+            self._covers = 0 if bare else _covers(state)
+        self.struck.append(fault)
         self.touched.add(node)
         if fault.kind in NODE_KINDS:
             self.hurt_nodes.add(node)
