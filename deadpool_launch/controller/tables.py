@@ -48,10 +48,10 @@ class _Chunk:
         self.ranks = ranks
         self.traits = traits
         #: The same, with everything in the place of one that is set aside: it lacks nothing.
-        self._those_present = tuple(-1 if its & _ASIDE else its for its in traits)
+        self._those_present = tuple(map(_if_present, traits))
         self.some: int = reduce(or_, traits)
         self.every: int = reduce(and_, self._those_present)
-        self.deadline = _first([rank.deadline for rank in ranks if rank.deadline is not None])
+        self.deadline = _earliest(ranks)
         self._least_completed: float | None = None
         self._least_protected: int | None = None
 
@@ -66,7 +66,7 @@ class _Chunk:
             its = rank.traits
             if its != traits[place]:
                 turned = True
-                traits[place], present[place] = its, -1 if its & _ASIDE else its
+                traits[place], present[place] = its, _if_present(its)
         made.ranks = tuple(ranks)
         if turned:
             made.traits, made._those_present = tuple(traits), tuple(present)
@@ -74,9 +74,7 @@ class _Chunk:
         else:
             made.traits, made._those_present = self.traits, self._those_present
             made.some, made.every = self.some, self.every
-        made.deadline = self.deadline
-        if timed:
-            made.deadline = _first([rank.deadline for rank in ranks if rank.deadline is not None])
+        made.deadline = _earliest(ranks) if timed else self.deadline
         made._least_completed = made._least_protected = None
         return made
 
@@ -96,6 +94,14 @@ class _Chunk:
                 (rank.protected for rank in self.ranks if not rank.aside), default=_LATEST
             )
         return self._least_protected
+
+
+def _if_present(traits: int) -> int:
+    return -1 if traits & _ASIDE else traits
+
+
+def _earliest(ranks: Sequence[Rank]) -> float | None:
+    return _first([rank.deadline for rank in ranks if rank.deadline is not None])
 
 
 def _first(times: list[float]) -> float | None:

@@ -20,6 +20,8 @@ class MoverWorld:
         self._step = step
         self._log = log
         self._nodes: tuple[str, ...] = ()
+        #: ``NodeTable.stages`` when those were found.
+        self._stages: object = None
         #: What finds the newest world again, as what finds agents again is kept.
         self.saved: dict[str, dict[str, Any]] = {}
         if step is not None:
@@ -36,6 +38,9 @@ class MoverWorld:
         """Have them on the nodes that serve, once all that are needed at first do."""
         if self._step is None or state.phase in (Phase.NEW, Phase.AGENTS, Phase.ENDED):
             return
+        if state.nodes.stages is self._stages:
+            return
+        self._stages = state.nodes.stages
         nodes = tuple(name for name, node in state.nodes.items() if node.stage is AgentStage.WARM)
         if nodes != self._nodes:
             self._nodes = nodes

@@ -96,16 +96,24 @@ def _good(path: Path, *, may_limit: bool, named_by: str = "") -> PolicyFile:
     return file
 
 
+def content_of(path: Path, most_nbytes: int, named: str, meant: str) -> bytes:
+    """The bytes of a file. ``named`` and ``meant``: which file that is and should be, for people.
+    Raises ``OSError``, and ``UsageError`` if there are more than so many.
+    """
+    with path.open("rb") as file:
+        content = file.read(most_nbytes + 1)
+    if len(content) > most_nbytes:
+        raise UsageError(f"{named}: is larger than {most_nbytes >> 20} MiB; is it {meant}?")
+    return content
+
+
 def text_of(path: Path, named_by: str = "", what: str = "policy") -> str:
     """The content of a file; ``what`` it should be, for people. Raises ``UsageError``."""
     by = f"{named_by} " if named_by else ""
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_NBYTES + 1)
+        content = content_of(path, _MOST_NBYTES, f"{by}{path}", f"a {what}")
     except OSError as error:
         raise UsageError(f"{by}{path}: cannot be read ({os.strerror(error.errno or 0)})") from error
-    if len(content) > _MOST_NBYTES:
-        raise UsageError(f"{by}{path}: is larger than {_MOST_NBYTES >> 20} MiB; is it a {what}?")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

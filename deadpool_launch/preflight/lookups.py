@@ -39,18 +39,17 @@ def look_up(launcher_host: str, longest_s: float = LONGEST_S) -> Lookups:
 
 
 def _look_up(launcher_host: str, found: queue.SimpleQueue[Lookups]) -> None:
-    nothing = Lookups(asked=False)
     try:
         theirs = socket.getaddrinfo(launcher_host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(theirs[0], theirs[1]) as sending:
             # Nothing is sent by that.
             sending.connect(theirs[4])
             ours = sending.getsockname()
-        if not torch_asks(ours[0]):
-            found.put(nothing)
-            return
+        asked = torch_asks(ours[0])
     except OSError:
-        found.put(nothing)
+        asked = False
+    if not asked:
+        found.put(Lookups(asked=False))
         return
     slowest = Lookups(asked=True)
     for place in (ours, theirs[4]):

@@ -131,10 +131,8 @@ def batch_script(
     Raises ``UsageError`` for what the site does not allow.
     """
     site = settled.site
-    assert options.nodes is not None
     _check_names(wanted)
-    free = 1 if options.batch_host == "never" else 0
-    nodes = options.nodes + options.spares + free
+    nodes = nodes_wanted(options)
     time_s = seconds_wanted(wanted, settled)
     _check_limits(wanted, options, settled, nodes, time_s)
     _check_chain(wanted, options)
@@ -168,9 +166,13 @@ def batch_script(
                 f"{rejected} is needed for this job, and site {site.name} rejects it "
                 f"({settled.origin('submit.forbidden')}): change the one or the other"
             )
-    return BatchScript(
-        (*given, *added), _comment(options, site.name, free), site.setup, (*command,)
-    )
+    return BatchScript((*given, *added), _comment(options, site.name), site.setup, (*command,))
+
+
+def nodes_wanted(options: LaunchOptions) -> int:
+    """How many nodes the job asks for: active ones, spares, and one for the launcher alone."""
+    assert options.nodes is not None
+    return options.nodes + options.spares + (options.batch_host == "never")
 
 
 def _check_names(wanted: Wanted) -> None:
@@ -287,8 +289,9 @@ def nodes_text(options: LaunchOptions) -> str:
     return f"{active} and {spares}"
 
 
-def _comment(options: LaunchOptions, site: str, free: int) -> tuple[str, ...]:
-    beside = ", and one node for the launcher alone" if free else ""
+def _comment(options: LaunchOptions, site: str) -> tuple[str, ...]:
+    alone = options.batch_host == "never"
+    beside = ", and one node for the launcher alone" if alone else ""
     return (
         f"Site {site}: {nodes_text(options)} in one allocation{beside}.",
         "exec, so that the signal before the time limit reaches the launcher.",

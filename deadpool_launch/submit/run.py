@@ -110,10 +110,8 @@ def _with_spares(options: LaunchOptions, time_s: float | None) -> LaunchOptions:
 def _check_ahead(options: LaunchOptions, nproc_per_node: str) -> None:
     """What the launcher would refuse in the job, after a day in the queue, is refused here."""
     all_rules(None if options.rules is None else Path(options.rules))
-    assert options.nodes is not None
     known = nproc_per_node.isdecimal() or options.site_config.gpus_per_node is not None
-    free = int(options.batch_host == "never")
-    nodes = [f"n{number}" for number in range(options.nodes + options.spares + free)]
+    nodes = [f"n{number}" for number in range(request.nodes_wanted(options))]
     make_plan(
         nodes,
         nodes[-1],

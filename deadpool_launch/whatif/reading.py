@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from deadpool_launch.errors import UsageError
+from deadpool_launch.policy.files import content_of
 from deadpool_launch.policy.kinds import A_DURATION, read_duration, show_duration
 from deadpool_launch.whatif.faults import Faults, Renewal, Trace, listed
 from deadpool_launch.whatif.report import hours, share
@@ -201,10 +202,7 @@ def read_trace(path: Path, seats: int) -> Trace:
 
 def _text_of(path: Path) -> str:
     """Raises ``OSError`` and ``UnicodeError``."""
-    with path.open("rb") as file:
-        content = file.read(_MOST_NBYTES + 1)
-    if len(content) > _MOST_NBYTES:
-        raise UsageError(f"{path}: is larger than {_MOST_NBYTES >> 20} MiB; is it the right file?")
+    content = content_of(path, _MOST_NBYTES, str(path), "the right file")
     # Spreadsheets put a mark at the beginning.
     return content.decode("utf-8-sig")
 

@@ -157,7 +157,7 @@ def simulate(
     else:
         job = _job(step_time, **options)
         faults, assumed = _faults(job, {**options, "node_mtbf": node_mtbf})
-        named = f"{options['trace'] or '--node-mtbf'}"
+        named = str(options["trace"] or "--node-mtbf")
         if options["group"] is not None:
             named += " and --group-mtbf"
         check_lengths(job.nodes, job.step_s, job.undisturbed_s, faults, named)

@@ -6,7 +6,7 @@ The stories are in ``scenarios/``; here are the corners beside them.
 from __future__ import annotations
 
 import pytest
-from workbench import bench, of_type, recovering, step_done, told
+from workbench import Bench, bench, of_type, recovering, step_done, told
 
 from deadpool_launch.controller.events import (
     FenceNode,
@@ -69,8 +69,8 @@ def test_restored_state_of_another_step_is_ignored() -> None:
     assert job.state.ranks[0].restored is None
 
 
-def test_new_start_after_the_last_attempt_when_nothing_is_whole() -> None:
-    job = bench(max_attempts=1)
+def initial_state_is_not_whole(job: Bench) -> None:
+    """One rank dies before it has completed a step, and another has no copy of that one."""
     job.train_to(0)
     job.uncopied(1, 0)
     job.exited(3, signal=9)
@@ -80,20 +80,17 @@ def test_new_start_after_the_last_attempt_when_nothing_is_whole() -> None:
     job.parked([3])
     job.inventory()
     assert job.state.phase is Phase.CLEARING
+
+
+def test_new_start_after_the_last_attempt_when_nothing_is_whole() -> None:
+    job = bench(max_attempts=1)
+    initial_state_is_not_whole(job)
     assert job.state.restarts == 1
 
 
 def test_initial_state_that_is_not_whole_means_a_new_start() -> None:
     job = bench()
-    job.train_to(0)
-    job.uncopied(1, 0)
-    job.exited(3, signal=9)
-    job.tick()
-    job.parked([0, 1, 2])
-    job.ranks_up([3])
-    job.parked([3])
-    job.inventory()
-    assert job.state.phase is Phase.CLEARING
+    initial_state_is_not_whole(job)
     assert not job.state.protecting
     assert job.state.history == ((3, -1),)
 
